@@ -162,7 +162,7 @@ class Front:
             Kind.MODELS: self._models_changed,
             Kind.LOAD: self._load_changed,
             Kind.CROWDED: self._crowded_changed,
-            Kind.COUNT: lambda _: self._tell_counts(),
+            Kind.COUNT: lambda payload: self._tell_counts(msgspec.json.decode(payload, type=int)),
             Kind.FIND_IDLE: lambda _: self._tell_idle(),
             Kind.CLOSE_IDLE: self._close_idle,
             Kind.DEBT: lambda payload: debts.add(*msgspec.json.decode(payload, type=tuple[str, float])),
@@ -281,7 +281,7 @@ class Front:
             await asyncio.sleep(_COUNT_S)
             self._tell_counts()
 
-    def _tell_counts(self) -> None:
+    def _tell_counts(self, number: int = 0) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         now: dict[str, float] = {
             catalogue.FRONT_CPU.name: used.ru_utime + used.ru_stime,
@@ -293,7 +293,7 @@ class Front:
         now |= {catalogue.SPANS_DROPPED.name + why: count for why, count in self._wires.spans.dropped.items()}
         more = {name: value - self._counted.get(name, 0.0) for name, value in now.items()}
         self._counted = now
-        self._link.tell(Kind.COUNTS, FrontCounts(self._metrics.take(), more))
+        self._link.tell(Kind.COUNTS, FrontCounts(number, self._metrics.take(), more))
 
 
 def _end(log_writer: LogWriter, status: int) -> NoReturn:

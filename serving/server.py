@@ -204,6 +204,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     http, grpc, context = wires.http, wires.grpc, wires.context
     if fronts is not None:
         http.place, grpc.place = partial(fronts.place, "http"), partial(fronts.place, "grpc")
+        fronts.share_debts(grpc.debts)
         fronts.call = Calls(wires.app, grpc.methods, fronts).answer
     probes = ProbeListener(
         App(replace(context, load_reports=None, keys=None, observer=None), [operations.router], documented=False),

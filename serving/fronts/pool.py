@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from serving.inference.dispatcher import Dispatcher
     from serving.inference.served_models import Repository
     from serving.lifecycle import Lifecycle
-    from serving.net.connection_limiter import ConnectionLimiter
+    from serving.net.connection_limiter import ConnectionLimiter, PeerDebts
     from serving.net.orca import LoadReport
     from serving.records import ModelIndex, TensorSpec
     from serving.settings import Settings
@@ -125,7 +125,7 @@ class FrontProcess:
         self.up, self.up_at = False, math.inf
         self.connections: dict[int, PassedConnection] = {}
         self.silent_s = 0.0
-        self.counted = asyncio.Event()
+        self.counting: dict[int, asyncio.Future[None]] = {}
         self.ended = asyncio.Event()
 
     async def start(self) -> None:
@@ -172,7 +172,8 @@ class FrontProcess:
         self.silent_s = 0.0
         found = msgspec.json.decode(payload, type=FrontCounts)
         self._pool.count(found)
-        self.counted.set()
+        if (asked := self.counting.get(found.number)) is not None and not asked.done():
+            asked.set_result(None)
 
     def _closed(self, payload: bytes) -> None:
         self.connections.pop(msgspec.json.decode(payload, type=int)).release()
@@ -219,6 +220,7 @@ class FrontPool:
     """
 
     call: Call
+    _debts: PeerDebts
 
     def __init__(
         self,
@@ -256,7 +258,7 @@ class FrontPool:
         self._left_at: dict[ModelIndex, int] = {}
         self.outputs: dict[ModelIndex, Sequence[TensorSpec]] = {}
         self.padded: set[ModelIndex] = set()
-        self.restarts = 0
+        self.restarts = self._gathered = 0
         self.totals: Counter[str] = Counter()
         limiter.follow(lambda: (one for front in self._fronts for one in front.connections.values()))
         repository.watch(self._models_changed)
@@ -302,6 +304,8 @@ class FrontPool:
                 continue
             front.set_up(self._setup(slot))
             front.link.tell(Kind.CROWDED, self._crowded)
+            for debt in self._debts.present():
+                front.link.tell(Kind.DEBT, debt)
             self._fronts.append(front)
             try:
                 await front.ended.wait()
@@ -351,8 +355,14 @@ class FrontPool:
             if self._limiter.taken >= _CLOSE_TO_LIMIT * self._limiter.limit:
                 self._tell_all(Kind.FIND_IDLE)
 
+    def share_debts(self, debts: PeerDebts) -> None:
+        """Shares the debts of this process's gRPC port with all fronts."""
+        self._debts = debts
+        debts.on_charge = lambda peer, spent: self._tell_all(Kind.DEBT, (peer, spent))
+
     def charge(self, source: FrontProcess, payload: bytes) -> None:
-        """Tells all other fronts of a peer's debt."""
+        """Adds a peer's debt here and to all other fronts."""
+        self._debts.add(*msgspec.json.decode(payload, type=tuple[str, float]))
         for front in self._fronts:
             if front is not source:
                 front.link.tell(Kind.DEBT, msgspec.Raw(payload))
@@ -433,12 +443,15 @@ class FrontPool:
 
     async def gather(self) -> None:
         """Adds what fronts have counted; a front that does not answer in time is left out."""
-        fronts = self.up
+        self._gathered += 1
+        number, fronts = self._gathered, self.up
         for front in fronts:
-            front.counted.clear()
-            front.link.tell(Kind.COUNT)
-        waits = [asyncio.wait_for(front.counted.wait(), _COUNT_S) for front in fronts]
-        await asyncio.gather(*waits, return_exceptions=True)
+            front.counting[number] = asyncio.get_running_loop().create_future()
+            front.link.tell(Kind.COUNT, number)
+        if fronts:
+            await asyncio.wait([front.counting[number] for front in fronts], timeout=_COUNT_S)
+        for front in fronts:
+            front.counting.pop(number).cancel()
 
     # The end.
 

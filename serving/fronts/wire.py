@@ -186,10 +186,12 @@ class FrontCounts(msgspec.Struct, frozen=True):
     """What a front has counted since the last time.
 
     Attributes:
+        number: Of the COUNT that this answers; 0 if nobody asked.
         counts: Requests.
         totals: Other counters, by the names of their metrics.
     """
 
+    number: int
     counts: CountsSince
     totals: dict[str, float]
 

@@ -71,6 +71,10 @@ class PeerDebts:
             del self._debts[next(iter(self._debts))]
         self._debts[peer] = debt, self._clock()
 
+    def present(self) -> list[tuple[str, float]]:
+        """Each peer with its debt."""
+        return [(peer, owed) for peer in self._debts if (owed := self._owed(peer))]
+
     def begin(self, peer: str) -> tuple[int, float]:
         """The credit of a new connection, and the seconds that it must wait."""
         debt = self._owed(peer)

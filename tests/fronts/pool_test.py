@@ -1,4 +1,4 @@
-"""Restarts of front processes that end."""
+"""The pool of front processes: restarts, and what processes share."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from serving.fronts import pool
+from serving.fronts.wire import FrontCounts, Kind
+from serving.net.connection_limiter import PeerDebts
+from serving.telemetry.metrics import Metrics
 from tests.support.virtual_time import now, virtually
 
 START_S = 4.0
@@ -47,6 +51,7 @@ async def pauses(lives: list[float | None], monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(pool, "FrontProcess", lambda *_: Failing(lives, starts))
     monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=now))
     parts = {"_ending": False, "_fronts": [], "_crowded": False, "slots": SimpleNamespace(values=[0]), "restarts": 0}
+    parts["_debts"] = SimpleNamespace(present=list)
     keeper = SimpleNamespace(**parts, _setup=lambda _: None, changed=lambda: None)
     with pytest.raises(IndexError):  # there are no more
         await pool.FrontPool._keep(cast("Any", keeper), 0)
@@ -87,3 +92,41 @@ async def test_a_front_that_took_long_to_start_is_not_silent_once_it_is_up() -> 
     front.silent_s = 50.0
     front._is_up(b"")
     assert (front.up, front.silent_s) == (True, 0.0)
+
+
+def test_a_debt_holds_in_all_processes() -> None:
+    """Whoever closes connections of a front owes the core and other fronts as much, and fronts what the core tells."""
+    told: dict[int, list[Any]] = {1: [], 2: []}
+    links = [SimpleNamespace(tell=lambda kind, debt, slot=slot: told[slot].append((kind, debt))) for slot in told]
+    first, second = (SimpleNamespace(link=link) for link in links)
+    shared = pool.FrontPool.__new__(pool.FrontPool)
+    shared._fronts = cast("Any", [first, second])
+    debts = PeerDebts(30_000, 1)
+    shared.share_debts(debts)
+    payload = msgspec.json.encode(("192.0.2.7", 20_000.0))
+    shared.charge(cast("Any", first), payload)
+    assert told == {1: [], 2: [(Kind.DEBT, msgspec.Raw(payload))]}
+    assert debts.begin("192.0.2.7")[0] == pytest.approx(15_000)
+    assert [peer for peer, _ in debts.present()] == ["192.0.2.7"]
+    debts.charge("192.0.2.8", 20_000.0)
+    assert told[1] == [(Kind.DEBT, ("192.0.2.8", 20_000.0))] == told[2][1:]
+
+
+@virtually
+async def test_a_scrape_waits_for_what_its_fronts_count_after_it() -> None:
+    """A report that was under way lacks answers that clients have already."""
+    counted, asked = [], []
+    front = pool.FrontProcess(cast("Any", SimpleNamespace(count=counted.append)), 1)
+    front.link = cast("Any", SimpleNamespace(tell=lambda kind, number: asked.append((kind, number))))
+    gathering = asyncio.ensure_future(pool.FrontPool.gather(cast("Any", SimpleNamespace(_gathered=0, up=[front]))))
+    await asyncio.sleep(0.1)
+    assert asked == [(Kind.COUNT, 1)]
+    for number in (0, 1):
+        assert not gathering.done()
+        front._counted(msgspec.json.encode(FrontCounts(number, Metrics().take(), {})))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    await gathering
+    assert now() == pytest.approx(0.1)
+    assert [each.number for each in counted] == [0, 1]
+    assert not front.counting
