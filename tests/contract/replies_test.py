@@ -324,12 +324,12 @@ def wide_server(tiny_models: dict[str, TinyModel], tmp_path_factory: pytest.Temp
         yield server
 
 
-LONG, SHORT = "server " * (MAX_LENGTH - 2), "server"
+LONG_TEXT, TEXT = "server " * (MAX_LENGTH - 2), "server"
 
 
 def test_an_answer_that_would_be_too_large_is_rejected(wide_server: Server) -> None:
     """Vectors of tokens are a thousand times as large as their text: a small request must not fill the memory."""
-    reply = post_json(wide_server.http, "/embed_all", {"inputs": [LONG] * 31})
+    reply = post_json(wide_server.http, "/embed_all", {"inputs": [LONG_TEXT] * 31})
     assert (reply.status, reply.json()["error"]) == (
         422,
         f"the answer would have {31 * MAX_LENGTH * WIDE} numbers; the maximum is 33554432. Send fewer or shorter texts",
@@ -341,8 +341,8 @@ def test_padding_counts_towards_the_size_of_an_answer(wide_server: Server, flavo
     """One long text among short ones: v2 pads all of them. A reply larger than all buffers arrives."""
     client = TritonClient(flavour, wide_server)
     with pytest.raises(InferenceServerException, match=f"would have {32 * MAX_LENGTH * WIDE} numbers"):
-        client.infer("embed_tokens", {"text": [LONG] + [SHORT] * 31})
-    found = client.infer("embed_tokens", {"text": [LONG] + [SHORT] * 15})
+        client.infer("embed_tokens", {"text": [LONG_TEXT] + [TEXT] * 31})
+    found = client.infer("embed_tokens", {"text": [LONG_TEXT] + [TEXT] * 15})
     assert found.as_numpy("embeddings").shape == (16, MAX_LENGTH, WIDE)
     assert found.as_numpy("tokens").tolist() == [MAX_LENGTH] + [3] * 15
     assert not found.as_numpy("embeddings")[1:, 3:].any()

@@ -94,7 +94,7 @@ class BatchLine(Generic[M, A]):
     message: M
     model: str | None
     pieces: Sequence[Inputs]
-    is_whole: bool
+    is_whole: bool = False
 
     @property
     def texts(self) -> int:
