@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from export import build
 from export.checkpoint import multi_vector, pooling
@@ -232,6 +230,9 @@ def without_modules(folder: Path) -> Path:
 
 def pickled_with_another_dim(folder: Path) -> Path:
     write_stanford(folder, dim=SIZE + 1)
+    import torch  # noqa: PLC0415  slow to import
+    from safetensors.torch import load_file  # noqa: PLC0415  likewise
+
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     return folder
