@@ -150,7 +150,9 @@ class GrpcConnection(Connection[GrpcPort]):
         self._unsent = self._transport.get_write_buffer_size()
         self.h2.pause()
         self._pause()
-        if not self.share.take(self._unsent):
+        if self.share.is_exceeded:
+            self._unsent = 0  # part of the only reply, which is counted as a whole
+        elif not self.share.take(self._unsent):
             self._unsent = 0
             self.abort()
 

@@ -71,6 +71,11 @@ class BufferShare:
         self._free_bytes = free_bytes
         self.held = 0
 
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether a finished reply alone is more than a connection may hold."""
+        return self.held > self._budget.share_bytes
+
     def take(self, size: int) -> bool:
         """Reserves `size` more bytes. Returns False, and reserves none, beyond the budget or the share."""
         budget, held = self._budget, self.held + size

@@ -102,6 +102,23 @@ async def test_replies_that_are_not_read() -> None:
 
 
 @asynchronous
+async def test_a_reply_larger_than_the_share() -> None:
+    """It arrives, if the connection holds no other; one that is made meanwhile is reset."""
+    no_window = wire.PREFACE + settings((wire.INITIAL_WINDOW_SIZE, 0))
+    peer, encoder = await connected(no_window), Encoder()
+    for stream, value in enumerate((b"huge", b"large")):
+        await peer.say(call(encoder, 2 * stream + 1, value))
+    assert peer.replies()[3].reset == ErrorCodes.ENHANCE_YOUR_CALM
+    await peer.say(window_update(0, 1 << 30) + window_update(1, 1 << 19))
+    peer.wire.buffered = 1 << 19  # the client takes it slowly
+    peer.connection.pause_writing()
+    peer.connection.resume_writing()
+    await peer.say(window_update(1, 1 << 30))
+    assert (peer.replies()[1].status, len(peer.replies()[1].message)) == (OK, len(said(bytes(3 << 20))) - 5)
+    assert peer.connection.share.held == 0
+
+
+@asynchronous
 async def test_a_stream_whose_answers_are_not_read() -> None:
     """Its messages wait where flow control holds them; all are answered once the client reads."""
     no_window = wire.PREFACE + settings((wire.INITIAL_WINDOW_SIZE, 0))

@@ -69,6 +69,8 @@ async def echo(request: BytesValue, call: Call, _: object = None) -> BytesValue:
         raise Overloaded("too much: 100% — ünd\n", retry_after_s=1.5)
     if request.value == b"large":
         return BytesValue(value=bytes(15_000))
+    if request.value == b"huge":
+        return BytesValue(value=bytes(3 << 20))
     if request.value.startswith(b"wait"):
         await asyncio.get_running_loop().create_future()
     if request.value == b"fail":
