@@ -73,10 +73,11 @@ class BatchLines(Generic[M, A]):
         name, inputs = await route.read(self._context, message)
         http.body = b""
         # A line with too many inputs or none is sent in one piece, to get the pipeline's own error.
-        in_one = route.is_whole(message) or len(inputs) > route.most(self._context.settings)
+        is_whole = route.is_whole(message)
+        in_one = is_whole or len(inputs) > route.most(self._context.settings)
         size = len(inputs) if in_one else _PIECE_TEXTS
         pieces = [inputs[at : at + size] for at in range(0, max(1, len(inputs)), max(1, size))]
-        return BatchLine(self._context, route, http, message, name, pieces, route.is_whole(message))
+        return BatchLine(self._context, route, http, message, name, pieces, is_whole)
 
     def refusal(self, line_id: str, error: BertserveError) -> Answer:
         """See `Endpoint`."""
