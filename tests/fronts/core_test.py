@@ -22,6 +22,7 @@ from serving.inference.answer_cache import AnswerCache
 from serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
 from tests.support.dispatching import BATCHED, RAISES, SPECS, Bench, text
 from tests.support.virtual_time import asynchronous, now
+from tests.support.waiting import turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from serving.inference.dispatcher import Dispatcher
 
 MIB = 1 << 20
-TURNS = 100
-"""Turns of the event loop, of which a few are enough to read a frame."""
-
 MANY = 100
 """Answers of a MiB each: more than may wait, and than a socket holds."""
 
@@ -88,11 +86,6 @@ class AtOnce:
         self.releases += 1
 
     def end(self, _: object) -> None: ...
-
-
-async def turns(count: int = TURNS) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def link_of(

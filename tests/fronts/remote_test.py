@@ -14,15 +14,9 @@ from serving.http.body_stream import ReceivedBody
 from serving.http.exchange import HttpRequest
 from serving.records import DEFAULT_PRIORITY, ModelIndex
 from tests.support.virtual_time import asynchronous
+from tests.support.waiting import turns
 
 PATH = "/v1/files"
-TURNS = 100
-"""Turns of the event loop, of which a few are enough to read a frame."""
-
-
-async def turns() -> None:
-    for _ in range(TURNS):
-        await asyncio.sleep(0)
 
 
 async def link_of() -> tuple[CoreLink, socket.socket]:

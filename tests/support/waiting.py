@@ -34,3 +34,9 @@ async def until(condition: Callable[[], object], what: str, seconds: float = 10.
         if time.monotonic() > limit:
             raise TimeoutError(f"waited {seconds:g} s for {what}")
         await asyncio.sleep(_FIRST_PAUSE_S / 10)
+
+
+async def turns() -> None:
+    """A hundred turns of the event loop, of which a few are enough to read from a socket."""
+    for _ in range(100):
+        await asyncio.sleep(0)
