@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed-$(1)
 SOURCES := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test programs test-long test-hostile test-fuzz test-folders test-millions triton perf-analyzer prometheus haproxy proxies chromium qemu kustomize rclone foreign-clients clients lint bench bench-peers bench-wires bench-scheduling bench-gpu bench-swap test-gpu protos docs clean
+.PHONY: help run test programs test-long test-hostile test-fuzz test-folders test-millions triton perf-analyzer prometheus haproxy proxies chromium qemu kustomize rclone foreign-clients clients lint bench bench-peers bench-gpu test-gpu protos docs clean
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -254,24 +254,6 @@ PEERS := $(foreach peer,triton infinity fastapi,build/peers/$(peer)/.installed) 
 bench-peers: $(call STAMP,dev) build/peers/models $(PEERS) ## Compare the server with Triton, infinity and FastAPI.
 	@$(BIN)/python -m loadtest.benchmarks open-loop
 	@$(BIN)/python -m loadtest.benchmarks peers
-
-# The servers that are compared with ours; what they share with it is borrowed from the project's environment.
-build/wires/.installed: loadtest/benchmarks/wires/requirements.txt $(call STAMP,dev)
-	@echo "installing the empty servers ..."
-	@$(BIN)/python -m venv build/wires
-	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-	  > "$$(build/wires/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/borrowed.pth"
-	@build/wires/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r $<
-	@touch $@
-
-bench-wires: $(call STAMP,dev) build/wires/.installed ## Compare the HTTP and gRPC stacks with other libraries.
-	@$(BIN)/python -m loadtest.benchmarks wires
-
-bench-scheduling: $(call STAMP,dev) models/minilm ## Compare deadline scheduling with FIFO (half an hour).
-	@$(BIN)/python -m loadtest.benchmarks scheduling
-
-bench-swap: $(call STAMP,dev) models/minilm ## Measure latency during a hot swap (half an hour).
-	@$(BIN)/python -m loadtest.benchmarks swap
 
 bench-gpu: $(call STAMP,run) ## Measure this GPU: engines, PyTorch, the server (eight minutes).
 	@$(BIN)/python -m loadtest.benchmarks.exports gpu

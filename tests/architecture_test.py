@@ -102,9 +102,6 @@ OTHER_PACKAGES = {
 }
 """The packages beside the server, and what they may import. A room with a row is no part of the one around it."""
 
-RUN_ALONE = {"loadtest.benchmarks.wires.inside.ours"}
-"""Scripts of these packages that are never imported: an empty handler behind the server's own connections."""
-
 
 @dataclass(frozen=True)
 class Module:
@@ -212,8 +209,7 @@ def test_a_package_beside_the_server_imports_what_its_row_allows(package: str) -
             continue
         others = {name for name in module.project_imports if _row(name) != package}
         strangers = {name for name in others if not _lies_in(name, *OTHER_PACKAGES[package].split())}
-        assert module.name in RUN_ALONE or strangers - {"serving", "loadtest"} == set(), module.name
-        assert not RUN_ALONE & module.project_imports, module.name
+        assert strangers - {"serving", "loadtest"} == set(), module.name
 
 
 @pytest.mark.parametrize(

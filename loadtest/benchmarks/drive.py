@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,17 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from loadtest.errors import BenchError
 from loadtest.generator.arrivals import choices, schedule
 from loadtest.generator.child import Child
-from loadtest.generator.measure import Measurement
 from loadtest.generator.run import Kind, Load, run
 from loadtest.generator.scenario import Phase, Scenario
-from loadtest.generator.search import search
-from loadtest.generator.workload import make_texts, sentence_words
-from loadtest.report.progress import Progress
+from loadtest.generator.workload import sentence_words
 from loadtest.report.result import Result
-from loadtest.report.slo import parse_slo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,10 +27,9 @@ if TYPE_CHECKING:
     from loadtest.generator.workload import Bundle
 
 SLO_MS = 250.0
-"""Objective for p99 in a search for capacity."""
+"""A later answer is not good."""
 
 _TEXTS, _MIN_WORDS, _MAX_WORDS = 200, 6, 250
-_SHORT_TOKENS, _SHORT_TEXTS = 8, 100
 _PATIENCE_S = 10.0
 _WARM_UP_S, _ASK_S, _LOOK_S = 0.5, 60.0, 0.05
 _REFUSED, _MISSED = ("429 ", "503 "), ("504 ",)
@@ -76,12 +69,6 @@ def mixed_texts(bundle: Bundle) -> Workload:
     counter = Tokenizer.from_str((bundle.path / "tokenizer.json").read_text(encoding="utf-8"))
     encoded = counter.encode_batch_fast(texts)
     return Workload.of(texts, [min(bundle.max_length, len(encoding.ids)) for encoding in encoded])
-
-
-def short_texts(bundle: Bundle) -> Workload:
-    """Texts of 8 tokens."""
-    texts = [text.text for text in make_texts(bundle.path, _SHORT_TOKENS, _SHORT_TEXTS)]
-    return Workload.of(texts, [_SHORT_TOKENS] * len(texts))
 
 
 def even(seconds: float) -> tuple[Phase, ...]:
@@ -144,11 +131,6 @@ class Requests:
         stages = (every["queue_us"], every["compute_us"])
         return cls(every["intended"], latency_ms, *fates, np.asarray(tokens)[every["kind"]], *stages)
 
-    def within(self, begin_s: float, end_s: float) -> Requests:
-        """The requests scheduled in a stretch of the run."""
-        chosen = (self.intended >= begin_s) & (self.intended < end_s)
-        return Requests(*(getattr(self, part.name)[chosen] for part in dataclasses.fields(self)))
-
     def figures(self, seconds: float, good_ms: float) -> dict[str, float]:
         """Figures for tables. An answer above `good_ms` is not good; a percentile of nothing is left out."""
         low, high = np.quantile(self.tokens, (1 / 3, 2 / 3)) if len(self.tokens) else (0, 0)
@@ -172,36 +154,6 @@ class Requests:
             if chosen.any():
                 found[name] = float(np.percentile(self.latency_ms[chosen], percent, method="inverted_cdf"))
         return found
-
-    def bad_until_s(self, begin_s: float, good_ms: float) -> float:
-        """Time from a moment to the last scheduled request without a good answer; 0 if there is none."""
-        bad = (self.intended >= begin_s) & ~(self.answered & (self.latency_ms <= good_ms))
-        return float(self.intended[bad].max() - begin_s) if bad.any() else 0.0
-
-    def overhead_us(self) -> tuple[float, float]:
-        """Time of a request outside queue and engine: microseconds, and microseconds per token.
-
-        A straight line through the medians of the shorter and the longer half (after Brown and Mood).
-        """
-        beside = self.latency_ms * 1e3 - self.queue_us - self.compute_us
-        chosen = self.answered & (self.compute_us >= 0)
-        tokens, beside = self.tokens[chosen], beside[chosen]
-        short = tokens <= np.median(tokens)
-        low, high = float(np.median(tokens[short])), float(np.median(tokens[~short]))
-        low_us, high_us = float(np.median(beside[short])), float(np.median(beside[~short]))
-        slope = max(0.0, (high_us - low_us) / (high - low))
-        return max(0.0, low_us - slope * low), slope
-
-
-def find_capacity(target: Target, workload: Workload, probe_s: float, rate: float) -> dict[str, Any]:
-    """Searches for the highest rate at which p99 meets the objective, starting at `rate`."""
-    scenario = Scenario("capacity", "", even(probe_s), {1: 1.0}, rate=rate)
-    measurement = Measurement(target, scenario, workload.kinds, parse_slo(f"p99={SLO_MS:g}ms"), 1)
-    with Progress(scenario.seconds) as progress:
-        result = search(measurement, scenario, progress).as_json()
-    if result["capacity_per_s"] is None:
-        raise BenchError(f"a p99 of {SLO_MS:g} ms is held at no rate")
-    return {name: result[name] for name in ("capacity_per_s", "lowest_missed_per_s", "confidence", "points")}
 
 
 def closed_loop(
@@ -284,16 +236,14 @@ def drive(
 def block(
     target: Target,
     workload: Workload,
-    phases: Sequence[Phase],
+    seconds: float,
     rate: float,
     seed: int,
     *,
     good_ms: float = SLO_MS,
     patience_s: float = _PATIENCE_S,
 ) -> dict[str, float]:
-    """An open-loop measurement: figures of the first phase, and how long the phases after it were bad."""
-    requests, generator = drive(target, workload, phases, rate, seed, patience_s)
-    first = phases[0].seconds
-    found = requests.within(0, first).figures(first, good_ms)
-    found |= {"rate": phases[0].begin * rate, "generator_late_p99_ms": generator.lateness.percentile_ms(99)}
-    return found if len(phases) == 1 else {**found, "bad_until_s": requests.bad_until_s(first, good_ms)}
+    """Figures of an open-loop measurement."""
+    requests, generator = drive(target, workload, even(seconds), rate, seed, patience_s)
+    found = requests.figures(seconds, good_ms)
+    return found | {"rate": rate, "generator_late_p99_ms": generator.lateness.percentile_ms(99)}

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import defaultdict
 from functools import cached_property, partial
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from loadtest.benchmarks.drive import block, closed_loop, drive, even, mixed_texts
 from loadtest.benchmarks.runner import Benchmark, Option
-from loadtest.benchmarks.server import Target as Aim
 from loadtest.benchmarks.server_process import HOST
 from loadtest.benchmarks.turns import Samples, Turn, measure_round
 from loadtest.generator.client import GRPC
@@ -35,16 +32,12 @@ DEADLINE_MS = 250
 SHARES = (0.6, 1.5)
 """Offered rates of mixed lengths, as shares of the closed-loop throughput with one process."""
 
-_CORE_US = {8: 45.0, 128: 60.0}
-_FED_PER_S = 15_000
-_ALL_CPU, _ADDED_MS, _OFF = 1.35, 0.08, 0.05
 _FAKE = ("--engine", "fake", "--fake-ms", "0", "--precision", "fp32")
 _BUSY, _LONE = (32, 128), 1
-_TEXTS, _SHORT = 200, 8
+_TEXTS = 200
 _CAPACITIES, _CAPACITY_CONNECTIONS, _CAPACITY_S = 3, 4, 3.0
 _PATIENCE_S = 2.0
 _FIRST_S, _FIRST_RATE = 4.0, 20.0
-_TAIL, _GOOD = "p99_ms", "good_per_s"
 
 Block = dict[str, float]
 Blocks = dict[float, list[dict[int, Block]]]
@@ -125,15 +118,14 @@ class FrontsBenchmark(Benchmark):
         return {"per_s": closed_loop(place, self.bundle.hidden_size, texts, _CAPACITY_CONNECTIONS, _CAPACITY_S)}
 
     def _block(self, number: int, share: float, count: int) -> dict[str, float]:
-        rate, phases = share * _capacity(self.store), even(self.options.block_s)
+        rate = share * _capacity(self.store)
         limits = {"good_ms": DEADLINE_MS, "patience_s": _PATIENCE_S}
-        return block(self._targets[count], self._mixed, phases, rate, 10 * number, **limits)
+        return block(self._targets[count], self._mixed, self.options.block_s, rate, 10 * number, **limits)
 
     def figures(self, store: Store) -> dict[str, Any]:
         samples, blocks = Samples.of(store), _blocks(store)
-        aims = [*_cost_aims(samples), *_mixed_aims(blocks)]
         shown = {"protocols": PROTOCOLS, "busy": _BUSY, "subject": _subject, "deadline_ms": DEADLINE_MS}
-        found = {"samples": samples, "all_cpu": _all_cpu, "blocks": blocks, "ratio": _ratio, "aims": aims}
+        found = {"samples": samples, "all_cpu": _all_cpu, "blocks": blocks, "ratio": _ratio}
         return {"capacity": _capacity(store) if blocks else None, **shown, **found}
 
 
@@ -167,41 +159,3 @@ def _blocks(store: Store) -> Blocks:
 def _ratio(pairs: Sequence[dict[int, Block]], figure: str) -> Spread:
     """A figure with fronts divided by the same in one process."""
     return Spread.of([pair[FRONTS][figure] / pair[ONE][figure] for pair in pairs])
-
-
-def _cost_aims(samples: Samples) -> Iterator[Aim]:
-    def judged(what: str, limit: str, unit: str, spreads: Sequence[Spread], most: float, decimals: int) -> Aim:
-        """The larger of the protocols' and lengths' medians."""
-        found = max((spread.median for spread in spreads), default=None)
-        if found is None:
-            return Aim(what, f"at most {limit}", None, None)
-        return Aim(what, f"at most {limit}", f"{found:.{decimals}f} {unit}", found <= most)
-
-    cases = list(product(samples.rounds, PROTOCOLS))
-    for connections, (tokens, most) in product(_BUSY, _CORE_US.items()):
-        subjects = [_subject(protocol, FRONTS, connections) for length, protocol in cases if length == tokens]
-        spreads = [samples.spread(tokens, subject, "server_cpu_us") for subject in subjects]
-        where = f"core, {tokens} tokens, {connections} connections"
-        yield judged(f"{where}: CPU per text", f"{most:.0f} us", "us", spreads, most, 0)
-        if tokens == _SHORT and connections == max(_BUSY):
-            fed = 1e6 / max([spread.median for spread in spreads], default=math.inf)
-            found = (f"{fed:.0f}", fed >= _FED_PER_S) if fed else (None, None)
-            yield Aim(f"{where}: texts per second of its CPU time", f"at least {_FED_PER_S}", *found)
-    shares = [_all_cpu(samples, *case, connections) for case in cases for connections in _BUSY]
-    yield judged("core and fronts: CPU per text", f"{_ALL_CPU} times one process", "times", shares, _ALL_CPU, 2)
-    added = [
-        samples.above(tokens, _subject(protocol, FRONTS, _LONE), _subject(protocol, ONE, _LONE), "p50_ms")
-        for tokens, protocol in cases
-    ]
-    yield judged("lone request: added to p50", f"{_ADDED_MS} ms", "ms", added, _ADDED_MS, 3)
-
-
-def _mixed_aims(blocks: Blocks) -> Iterator[Aim]:
-    limits = {_TAIL: f"at most {1 + _OFF:g} times one process", _GOOD: f"at least {1 - _OFF:g} times one process"}
-    words = {_TAIL: "p99", _GOOD: f"answers within {DEADLINE_MS} ms"}
-    for share, (figure, limit) in product(SHARES, limits.items()):
-        found: tuple[str | None, bool | None] = None, None
-        if share in blocks:
-            ratio = _ratio(blocks[share], figure).median
-            found = f"{ratio:.2f} times", ratio <= 1 + _OFF if figure == _TAIL else ratio >= 1 - _OFF
-        yield Aim(f"mixed lengths at {share:g} C: {words[figure]}", limit, *found)

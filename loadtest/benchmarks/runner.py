@@ -74,7 +74,7 @@ class Benchmark:
     Attributes:
         name: On the command line.
         purpose: The question that it answers, in one line.
-        out: File of its figures in docs/benchmarks, without `.json`.
+        out: File of its figures; empty for `docs/benchmarks/<name>.json`.
         rounds: Default number of interleaved rounds; 0 if that is no option.
         seconds: Default length of a measurement; 0 if that is no option.
         models: Default model repository; empty if none is served.
@@ -268,7 +268,7 @@ def parser(benchmarks: Sequence[type[Benchmark]], prog: str = "loadtest.benchmar
             *([Option("--tokens", kind.tokens, "Lengths of the texts, in tokens.")] if kind.tokens else ()),
             Option(
                 "--out",
-                Path("docs/benchmarks", f"{kind.out or kind.name}.json"),
+                Path(kind.out or f"docs/benchmarks/{kind.name}.json"),
                 "File for the figures (default: %(default)s).",
             ),
             Option(

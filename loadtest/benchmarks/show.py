@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     Points = Sequence[tuple[float, float]]
 
-_MET = {True: "yes", False: "**no**", None: "-"}
-"""Whether a figure meets its requirement; None: not measured."""
 _BLOCK = re.compile(
     r"(?P<begin><!-- made: (?P<name>[a-z ]+) -->)\n(?P<made>.*?)\n(?P<end><!-- made until here -->)", re.DOTALL
 )
@@ -45,7 +43,6 @@ _FILTERS: dict[str, Callable[..., object]] = {
     "thousands": "{:,.0f}".format,
     "central": statistics.median,
     "median": lambda values, decimals=1: _fixed(statistics.median(values), decimals),
-    "met": _MET.__getitem__,
 }
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _LIMIT_S = 300.0
+_CURVE = ("offered_per_s", "p50_ms", "p99_ms")
 
 
 def replay(status: Any, requests: Sequence[tuple[float, int]], seconds: float, overhead: Mapping[str, float]) -> Any:  # noqa: ANN401  JSON
@@ -37,7 +38,8 @@ def capacity(cost: str, tokens: int, slo_ms: float, overhead: Mapping[str, float
         curve = Path(folder) / "curve.json"
         words = ("--cost", cost, "--tokens", str(tokens), "--slo-p99-ms", str(slo_ms), "--find-capacity")
         found = _asked(overhead, *words, "--out", str(curve))
-        return {**found, "slo_ms": slo_ms, "runs": json.loads(curve.read_bytes())["runs"]}
+        runs = [{name: run[name] for name in _CURVE} for run in json.loads(curve.read_bytes())["runs"]]
+        return {**found, "slo_ms": slo_ms, "runs": runs}
 
 
 def at_rate(cost: str, tokens: int, rate: float, overhead: Mapping[str, float]) -> Any:  # noqa: ANN401  JSON

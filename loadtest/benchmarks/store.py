@@ -55,9 +55,12 @@ class Store:
         """Adds a step and writes the file atomically."""
         self.steps[name] = value
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        content = {"command": self.command, "facts": self.facts, "steps": self.steps}
+        steps = ",\n".join(f"{json.dumps(name)}:{_compact(step)}" for name, step in self.steps.items())
         staged = self.path.with_suffix(".new")
-        staged.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        staged.write_text(
+            f'{{"command":{json.dumps(self.command)},\n"facts":{_compact(self.facts)},\n"steps":{{\n{steps}\n}}}}\n',
+            encoding="utf-8",
+        )
         staged.replace(self.path)
 
     def fill(
@@ -95,3 +98,16 @@ class Store:
     def named(self, prefix: str) -> dict[str, Any]:
         """Steps whose names have this prefix, by the rest of their names."""
         return {name.removeprefix(prefix): value for name, value in self.steps.items() if name.startswith(prefix)}
+
+
+def _compact(value: Any) -> str:  # noqa: ANN401  whatever JSON holds
+    return json.dumps(_rounded(value), separators=(",", ":"))
+
+
+def _rounded(value: Any) -> Any:  # noqa: ANN401  likewise
+    """The value with four significant digits in each float; no measurement here has more."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from loadtest.benchmarks.processes import cpu_s, descendants, machine_cpu_s
@@ -54,7 +54,7 @@ def measure_round(turns: Sequence[Turn], say: Callable[[str], None]) -> dict[str
     """Measures each turn, and repeats those disturbed by others, at most half as many as there are turns.
 
     Returns:
-        The samples by subject, as JSON values.
+        The samples by subject: the fields of `Sample` in their order.
     """
     left, samples = len(turns) // 2, {}
     for turn in turns:
@@ -65,7 +65,7 @@ def measure_round(turns: Sequence[Turn], say: Callable[[str], None]) -> dict[str
                 break
             left -= 1
             best = min(best, _measure(turn), key=lambda sample: sample.others_percent)
-        samples[turn.subject] = asdict(best)
+        samples[turn.subject] = astuple(best)
     return samples
 
 
@@ -149,7 +149,7 @@ class Samples:
         """All rounds measured so far."""
         rounds: dict[int, list[Round]] = {}
         for name, samples in store.named("round ").items():
-            measured = {subject: Sample(**fields) for subject, fields in samples.items()}
+            measured = {subject: Sample(*figures) for subject, figures in samples.items()}
             rounds.setdefault(int(name.split()[1]), []).append(measured)
         return cls(rounds)
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.benchmarks.rolling.drive import Plan, experiment
-from loadtest.benchmarks.rolling.parts import CONFIGURATION, NAMES, Proxy, Replica, haproxy
 from loadtest.benchmarks.server_process import free_ports
 from serving.net.connection_limiter import MAX_PROBE_CONNECTIONS
 from serving.settings import Settings
 from tests.support.clients import post_json
+from tests.support.rolling.drive import Plan, experiment
+from tests.support.rolling.parts import CONFIGURATION, NAMES, Proxy, Replica, haproxy
 from tests.support.server import FAKE, Server, free_port, listening
 from tests.support.waiting import wait_for
 

@@ -14,7 +14,6 @@ from h2.errors import ErrorCodes
 from hyperframe.frame import WindowUpdateFrame
 from tritonclient.grpc import service_pb2 as pb
 
-from loadtest.benchmarks.hostile.measure import LEFT_MB
 from loadtest.benchmarks.processes import resident_bytes
 from loadtest.errors import BenchError
 from loadtest.generator import frames as wire
@@ -23,6 +22,7 @@ from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, fr
 from loadtest.generator.grpc_messages import METHOD, request_bytes
 from loadtest.generator.http1 import post_bytes
 from loadtest.generator.http2 import GrpcWire
+from tests.hostile.measure import LEFT_MB
 from tests.support.canary import sing
 from tests.support.clients import MODEL_INFER, RawConnection, bytes_tensor, metric, post_json
 from tests.support.http2 import RawHttp2, request_fields

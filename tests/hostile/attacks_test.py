@@ -2,7 +2,7 @@
 
 What is asserted holds on a busy machine, too: no request of the polite client fails, or waits while the server works
 for others for long; memory and descriptors are bounded and come back; the log does not fill. What latencies are on a
-quiet machine is in docs/benchmarks/hostile.md.
+quiet machine is in docs/benchmarks/decisions.md.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.benchmarks.hostile.attacks import ATTACKS
-from loadtest.benchmarks.hostile.measure import FEW_DESCRIPTORS, LEFT_MB, MAX_MB, Plan, trial
+from tests.hostile.attacks import ATTACKS
+from tests.hostile.measure import FEW_DESCRIPTORS, LEFT_MB, MAX_MB, Plan, trial
 from tests.support.clients import get
 from tests.support.short_form import in_short
 
 if TYPE_CHECKING:
-    from loadtest.benchmarks.hostile.polite import Polite
-    from loadtest.benchmarks.hostile.victim import Victim
     from loadtest.generator.child import Child
+    from tests.hostile.polite import Polite
+    from tests.hostile.victim import Victim
     from tests.support.server import Server
 
 SHORT = Plan(before_s=0.1, attack_s=0.7, control_s=0.0, settle_s=20.0, hurries=True)

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.benchmarks.hostile.polite import Polite
 from loadtest.benchmarks.server_process import few_descriptors
 from loadtest.generator.child import Child
+from tests.hostile.polite import Polite
 from tests.support.hostile import victim_of
 from tests.support.models import NAME
 from tests.support.server import FAKE, Server
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from loadtest.benchmarks.hostile.victim import Victim
+    from tests.hostile.victim import Victim
 
 PER_S = 50.0
 
@@ -23,7 +23,7 @@ PER_S = 50.0
 @pytest.fixture(scope="session")
 def attacker() -> Iterator[Child]:
     """The attacker's process."""
-    with Child("loadtest.benchmarks.hostile.attacker") as running:
+    with Child("tests.hostile.attacker") as running:
         yield running
 
 

@@ -9,13 +9,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
-from loadtest.benchmarks.drive import Requests
-from loadtest.benchmarks.runner import main
-from loadtest.benchmarks.store import Store
-from loadtest.benchmarks.swap import Plan, Swap, SwapBenchmark, figures
 from serving.engine.base import EngineLoad
 from serving.engine.process.remote_engine import RemoteEngine
 from serving.engine.process.supervisor import Supervisor
@@ -31,7 +26,6 @@ from tests.support.waiting import until, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 FOLLOWER = ModelIndex(2)
 """A version that takes the place of `BATCHED`; `TEXT_BY_TEXT` stays."""
@@ -191,28 +185,3 @@ async def test_a_supervisor_looks_after_the_engine_it_is_given() -> None:
     assert [spec.name for spec in supervised.load.models] == ["other"]
     assert right(await soon(submit(third, [1, 2])), [1, 2])
     await cancel(task)
-
-
-def requests_of(*rows_: tuple[float, float]) -> Requests:
-    """Answered requests of (when, latency in milliseconds)."""
-    at, latency = (np.array(column) for column in zip(*rows_, strict=True))
-    ones, zeros = np.ones(len(at), bool), np.zeros(len(at), bool)
-    times = np.zeros(len(at), np.float32)
-    return Requests(at, latency, ones, zeros, zeros, np.ones(len(at), np.int64), times, times)
-
-
-def test_swaps_are_compared_with_the_calm_before_them(tmp_path: Path) -> None:
-    """The windows of all swaps together; the page says whether it is as asked."""
-    calm = [(at / 10, 10.0) for at in range(200)]
-    found = figures(
-        requests_of(*calm, (5.2, 13.5), (15.3, 13.5)), [Swap(5.0, 6.0), Swap(15.0, 16.0)], Plan(1, 2, 5.0, 5.0)
-    )
-    assert (found["swaps"], found["swap_s"], found["without_answer"]) == (2, 1.0, 0)
-    assert (found["before_p99_ms"], found["during_p99_ms"], found["ratio"]) == (10.0, 13.5, 1.35)
-    store = Store(tmp_path / "swap.json", {"machine": {"cores": "2"}, "model": "m"})
-    store.keep("round 1 mixed", {"rate": 24.0, **found})
-    assert main([SwapBenchmark], ["swap", "--page-only", "--out", str(store.path)]) == 0
-    written = (tmp_path / "swap.md").read_text(encoding="utf-8")
-    assert "| 6 to 250 words | 24.0 | 2 | 1.00 | 32 |" in written
-    assert "| 1.35 | 0 | **no** |" in written
-    assert (tmp_path / "swap-mixed.svg").read_text(encoding="utf-8").startswith("<svg")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loadtest.benchmarks.hostile.victim import Victim
+from tests.hostile.victim import Victim
 
 if TYPE_CHECKING:
     from tests.support.server import Server

@@ -127,7 +127,7 @@ OUTSIDERS = {
         tests="tests/fault/haproxy_test.py",
         # The way of a connection, what ends it, and the weight that a replica tells.
         paths=(
-            "deploy/haproxy loadtest/errors.py loadtest/benchmarks/drive.py loadtest/benchmarks/rolling"
+            "deploy/haproxy loadtest/errors.py loadtest/benchmarks/drive.py"
             " loadtest/generator serving/cli.py serving/lifecycle.py serving/server.py serving/settings.py"
             " serving/grpc serving/http serving/inference serving/net serving/operations serving/scheduling"
         ),
@@ -277,11 +277,6 @@ OUTSIDERS = {
             "export loadtest/benchmarks/exports serving/models docs/reference/compatibility.md"
             " docs/benchmarks/compatibility.json"
         ),
-        beside=f"loadtest {_SERVER}",
-    ),
-    "sizing": _row(
-        tests="tests/loadtest/benchmarks/sizing_test.py",
-        paths="loadtest/benchmarks/exports loadtest/capacity loadtest/errors.py",
         beside=f"loadtest {_SERVER}",
     ),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,7 +49,6 @@ def measure(model_type: str, task: str, sizes: Sizes, rounds: int) -> dict[str, 
     Its artifacts are timed in turns in so many rounds; with 0 rounds no TensorRT engine is built either. Raises
     ExportError if there is no such checkpoint, or an export does not support its graph.
     """
-    started = _cpu_s()
     with TemporaryDirectory() as name, quiet():
         source = random_checkpoints.write(Path(name) / "checkpoint", model_type, task, sizes)
         checkpoint = open_checkpoint(find(str(source)), LENGTHS[-1], lambda _: None, task)
@@ -61,7 +59,7 @@ def measure(model_type: str, task: str, sizes: Sizes, rounds: int) -> dict[str, 
         if rounds:
             found["texts_per_s"] = texts_per_s(export.engines, export.reference.encoded, rounds)
             found["t4"] = export.tensorrt()
-    return {**found, "cpu_s": round(_cpu_s() - started, 1)}
+    return found
 
 
 class _Export:
@@ -101,7 +99,6 @@ class _Export:
                 found = self._compared(name, path)
             except ExportError as error:
                 return {"obstacle": str(error)}
-            found["way"] = str(way).replace(" ranges", "") if isinstance(way, int8.Way) else None
             if not found["broken"]:
                 break
         return found
@@ -128,9 +125,7 @@ class _Export:
         if FORMS[name].target != "cuda":
             self.engines[name] = engine
         found = verdict.parity
-        figures = {
-            name: getattr(found, name) for name in ("max_abs_difference", "cosine_mean", "cosine_min", "agreement")
-        }
+        figures = {name: getattr(found, name) for name in ("max_abs_difference", "cosine_min", "agreement")}
         decided = {"invariant": verdict.batch_invariant, "broken": sorted(verdict.broken)}
         return {"size_bytes": size, **figures, **decided}
 
@@ -174,11 +169,6 @@ def _seconds(engine: Engine, text: EncodedText, count: int) -> float:
     for _ in range(count):
         parity.run_batch(engine, [text])
     return time.perf_counter() - started
-
-
-def _cpu_s() -> float:
-    used = os.times()
-    return used.user + used.system + used.children_user + used.children_system
 
 
 def _uncounted(_done: int, _total: int) -> None:

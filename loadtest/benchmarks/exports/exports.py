@@ -9,7 +9,6 @@ are waived: a figure beyond its limit stands on the page with the limit's name a
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -37,14 +36,13 @@ if TYPE_CHECKING:
 
 _RANDOM_FORMS = ("fp32", "int8", "fp16")
 _PACKAGES = ("onnxruntime", "openvino", "tensorrt_rtx_cu13", "torch", "transformers")
-_STAGE = re.compile(r" {2}(?P<title>\S.*?) +(?P<seconds>\d+\.\d) s\n")
 
 
 class ExportsBenchmark(Benchmark):
     """A step is an export."""
 
     name = "exports"
-    out = "accuracy"
+    out = "docs/benchmarks/accuracy.json"
     purpose = "Measure the accuracy of INT8, OpenVINO and fp16, and the time and memory of an export."
     models = ""
     errors = (BenchError, ExportError)
@@ -89,13 +87,11 @@ def _export(source: str, folder: Path, forms: Sequence[str], options: Sequence[s
     command = module_command("bertserve", "export", source, "--name", name, "--out", str(repository))
     command += [word for form in forms for word in ("--precision", form)]
     command += [word for limit in WAIVABLE for word in ("--allow", limit)]
-    stages, started = [], time.perf_counter()
+    started = time.perf_counter()
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([*command, *options], **pipes) as child:
         for line in child.stdout or ():
             sys.stdout.write(line)
-            if stage := _STAGE.fullmatch(line):
-                stages.append({"stage": stage["title"], "seconds": float(stage["seconds"])})
         said = child.stderr.read().strip() if child.stderr else ""
         # Peak of the command and of everything that it waited for, such as TensorRT's builder.
         _, status, used = os.wait4(child.pid, 0)
@@ -116,4 +112,4 @@ def _export(source: str, folder: Path, forms: Sequence[str], options: Sequence[s
         for artifact in bundle.manifest.artifacts
     ]
     cost = {"seconds": seconds, "cpu_seconds": used.ru_utime + used.ru_stime, "peak_bytes": used.ru_maxrss << 10}
-    return {"date": datetime.now(UTC).date().isoformat(), "artifacts": artifacts, **cost, "stages": stages}
+    return {"date": datetime.now(UTC).date().isoformat(), "artifacts": artifacts, **cost}

@@ -70,6 +70,7 @@ class VectorsBenchmark(Benchmark):
     """Cells of two models in turns; peak memory in processes of their own."""
 
     name = "vectors"
+    out = "build/vectors.json"
     purpose = "cost of sparse vectors and of several outputs beside dense vectors"
     rounds = 15
     seconds = 6.0

@@ -112,7 +112,7 @@ def figures(step: Mapping[str, Any]) -> dict[str, Any]:
     """Values for the template."""
     samples = Samples(
         {
-            int(tokens): [{name: Sample(**fields) for name, fields in each.items()} for each in measured]
+            int(tokens): [{name: Sample(*figures) for name, figures in each.items()} for each in measured]
             for tokens, measured in step["rounds"].items()
         }
     )

@@ -32,7 +32,7 @@ from loadtest.generator.workload import find_bundle, make_texts
 from serving import host
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from loadtest.benchmarks.peers.who import Subject
     from loadtest.benchmarks.server_process import ServerProcess
@@ -151,9 +151,8 @@ class PeersBenchmark(who.PeerBenchmark):
     def figures(self, store: Store) -> dict[str, Any]:
         samples, model = Samples.of(store), store.facts["model"]
         shown = [(subject, subject.key(ONE), subject.key(MANY)) for subject in subjects(model)]
-        aims = [aim for aim in AIMS if (aim.ours, aim.theirs) != _UNSHOWN]
-        judged = [(aim, [aim.judged(samples, model, protocol) for protocol in _SHOWN]) for aim in aims]
-        return {"samples": samples, "subjects": shown, "judged": judged, "protocols": _SHOWN, "lengths": LENGTHS}
+        ratios = [(each, [each.cells(samples, model, protocol) for protocol in _SHOWN]) for each in COMPARED]
+        return {"samples": samples, "subjects": shown, "ratios": ratios, "protocols": _SHOWN}
 
     def plots(self, store: Store) -> dict[str, str]:
         return {"": _plot(Samples.of(store), store.facts["model"])}
@@ -184,69 +183,53 @@ def _plot(samples: Samples, model: str) -> str:
     )
 
 
-class Aim(NamedTuple):
-    """A target for our server relative to another.
+class Comparison(NamedTuple):
+    """A figure of our server beside that of another.
 
     Attributes:
-        figure: The compared figure, one of `_COMPARED`.
+        figure: The compared figure, one of `_FIGURES`.
         ours: Our engine.
         theirs: System and engine of the other.
         protocols: Protocols of our server, each with the other's.
-        asked: Limits at `LENGTHS`: a minimum for throughput, else a maximum.
     """
 
     figure: str
     ours: str
     theirs: tuple[str, str]
     protocols: Mapping[str, str]
-    asked: Sequence[float]
 
-    def judged(self, samples: Samples, model: str, protocol: str) -> str:
-        """The figures at each length over one of our protocols, in bold if the target is missed."""
+    def cells(self, samples: Samples, model: str, protocol: str) -> str:
+        """The ratio or difference at each length over one of our protocols."""
         if protocol not in self.protocols:
             return "-"
-        count, field, is_ratio = _COMPARED[self.figure]
+        count, field, is_ratio = _FIGURES[self.figure]
         compare = samples.ratio if is_ratio else samples.above
         ours = who.find(model, "bertserve", self.ours, protocol).key(count)
         theirs = who.find(model, *self.theirs, self.protocols[protocol]).key(count)
-        cells = []
-        for tokens, asked in zip(LENGTHS, self.asked, strict=False):
-            if tokens not in samples.rounds:
-                cells.append("not measured")
-                continue
-            found = compare(tokens, ours, theirs, field).median
-            is_met = found >= asked if self.figure == _PER_S else found <= asked
-            cells.append(f"{found:.2f}" if is_met else f"**{found:.2f}**")
-        return ", ".join(cells)
+        return ", ".join(f"{compare(tokens, ours, theirs, field).median:.2f}" for tokens in samples.rounds)
 
 
 _SHOWN = (HTTP, GRPC_NAME)
 """Protocols of the page; the store has HTTP v2 too."""
-_UNSHOWN = (OPENVINO, (TRITON, DYNAMIC))
-"""Compared engines that the page leaves to the store: `best of both` is beside the same."""
-LENGTHS = (8, 32, 128)
 _P50, _PER_S, _OVER = "p50", "texts/s", "ms above p50"
-_COMPARED = {_P50: (ONE, "p50_ms", True), _PER_S: (MANY, "per_s", True), _OVER: (ONE, "p50_ms", False)}
+_FIGURES = {_P50: (ONE, "p50_ms", True), _PER_S: (MANY, "per_s", True), _OVER: (ONE, "p50_ms", False)}
 _HTTP_OF_TRITON = {HTTP: V2, V2: V2}
 """Triton has only one protocol over HTTP."""
 _BOTH = {**_HTTP_OF_TRITON, GRPC_NAME: GRPC_NAME}
 _OF_RAW = {HTTP: "", GRPC_NAME: ""}
-AIMS = (
-    Aim(_P50, ORT, (TRITON, ORT), _BOTH, (0.90, 0.90, 0.90)),
-    Aim(_P50, OPENVINO, (TRITON, OPENVINO), _BOTH, (0.90, 0.90, 0.90)),
-    Aim(_PER_S, ORT, (TRITON, ORT), _BOTH, (1.15, 1.15, 1.10)),
-    Aim(_PER_S, OPENVINO, (TRITON, OPENVINO), _BOTH, (1.15, 1.15, 1.10)),
-    Aim(_PER_S, ORT, (TRITON_PLAIN, ORT), _HTTP_OF_TRITON, (1.15, 1.15, 1.10)),
-    Aim(_PER_S, OPENVINO, (TRITON_PLAIN, OPENVINO), _HTTP_OF_TRITON, (1.15, 1.15, 1.10)),
-    Aim(_P50, ORT, (TRITON, DYNAMIC), _BOTH, (0.90, 0.95, 0.75)),
-    Aim(_P50, OPENVINO, (TRITON, DYNAMIC), _BOTH, (0.85, 0.90, 0.65)),
-    Aim(_P50, BEST, (TRITON, DYNAMIC), _BOTH, (0.85, 0.85, 0.75)),
-    Aim(_PER_S, ORT, (TRITON, DYNAMIC), _BOTH, (1.10, 1.15, 1.15)),
-    Aim(_PER_S, OPENVINO, (TRITON, DYNAMIC), _BOTH, (1.3, 1.5, 1.8)),
-    Aim(_PER_S, BEST, (TRITON, DYNAMIC), _BOTH, (1.4, 1.5, 1.4)),
-    Aim(_P50, ORT, ("infinity", TORCH), {HTTP: HTTP}, (0.20, 0.20, 0.25)),
-    Aim(_P50, ORT, ("infinity", ORT), {HTTP: HTTP}, (0.20, 0.20, 0.25)),
-    Aim(_OVER, ORT, RAW[:2], {HTTP: ""}, (0.30,)),
-    Aim(_OVER, ORT, RAW[:2], {GRPC_NAME: ""}, (0.50,)),
-    Aim(_PER_S, ORT, RAW[:2], _OF_RAW, (0.65, 0.80, 0.88)),
+COMPARED = (
+    Comparison(_P50, ORT, (TRITON, ORT), _BOTH),
+    Comparison(_P50, OPENVINO, (TRITON, OPENVINO), _BOTH),
+    Comparison(_PER_S, ORT, (TRITON, ORT), _BOTH),
+    Comparison(_PER_S, OPENVINO, (TRITON, OPENVINO), _BOTH),
+    Comparison(_PER_S, ORT, (TRITON_PLAIN, ORT), _HTTP_OF_TRITON),
+    Comparison(_PER_S, OPENVINO, (TRITON_PLAIN, OPENVINO), _HTTP_OF_TRITON),
+    Comparison(_P50, ORT, (TRITON, DYNAMIC), _BOTH),
+    Comparison(_P50, BEST, (TRITON, DYNAMIC), _BOTH),
+    Comparison(_PER_S, ORT, (TRITON, DYNAMIC), _BOTH),
+    Comparison(_PER_S, BEST, (TRITON, DYNAMIC), _BOTH),
+    Comparison(_P50, ORT, ("infinity", TORCH), {HTTP: HTTP}),
+    Comparison(_P50, ORT, ("infinity", ORT), {HTTP: HTTP}),
+    Comparison(_OVER, ORT, RAW[:2], _OF_RAW),
+    Comparison(_PER_S, ORT, RAW[:2], _OF_RAW),
 )

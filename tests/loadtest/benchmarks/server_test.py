@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loadtest.benchmarks.raw_engine import OPTIONS, ways
-from loadtest.benchmarks.server import CONNECTIONS, PROTOCOLS, Baseline, targets
+from loadtest.benchmarks.server import CONNECTIONS, PROTOCOLS, Baseline
 from loadtest.benchmarks.turns import Samples
 from loadtest.report.sample import Sample, Spread
 
@@ -70,32 +70,3 @@ def test_disturbed_measurements_count_only_where_there_is_no_quiet_one() -> None
     assert made.above(8, "HTTP 1", "raw wide served", "p50_ms") == Spread(0.5, 0.5, 0.5, 1)
     assert made.spread(8, "HTTP 1", "p50_ms") == Spread(1.5, 1.5, 1.5, 2)
     assert made.spread(8, "HTTP 8", "p50_ms") == Spread(2.0, 2.0, 2.0, 3)
-
-
-def test_the_targets_are_the_specification_s() -> None:
-    """A fast server meets all of them, and each says what was found."""
-    judged = targets(samples(), USAGE)
-    assert [target.met for target in judged] == [True] * 6
-    assert judged[0].result == "0.40 ms"
-    assert judged[2].result == "90% of raw"
-    assert judged[4].result == "300 MB (100 + 200)"
-
-
-def test_a_missed_target_is_seen() -> None:
-    """Too slow, too large, too late: each is reported by itself."""
-    slow = samples()
-    for rounds in slow.rounds.values():
-        for one in rounds:
-            one.update({"HTTP 1": sample(1.46, 84.0), "gRPC 32": sample(1.46, 84.0)})
-    missed = [target for target in targets(slow, {**USAGE, "engine_mb": 401.0, "ready_s": 10.1}) if not target.met]
-    assert [target.what.split(",")[0] for target in missed] == [
-        "HTTP",
-        "gRPC",
-        "Resident memory after the load",
-        "Start to READY",
-    ]
-
-
-def test_what_was_not_measured_is_not_judged() -> None:
-    """A run over other lengths leaves the targets open."""
-    assert [target.met for target in targets(samples(32), None)] == [None] * 4

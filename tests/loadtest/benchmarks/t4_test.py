@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ def samples(tokens: int) -> dict[str, Any]:
     for table, slept_ms in ((FP16, 2.0), (INT8, 1.4)):
         alone = Sample(400, 500, 450.0, slept_ms + ADDED_MS, slept_ms + 0.6, 50.0, 100.0 + tokens)
         engine = replace(alone, p50_ms=slept_ms, p99_ms=0.0)
-        found |= {table: asdict(alone), f"{table}, engine": asdict(engine)}
+        found |= {table: astuple(alone), f"{table}, engine": astuple(engine)}
     return found
 
 

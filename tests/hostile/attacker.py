@@ -1,4 +1,4 @@
-"""The attacker's process: `python -m loadtest.benchmarks.hostile.attacker` attacks on request (see child.py)."""
+"""The attacker's process: `python -m tests.hostile.attacker` attacks on request (see child.py)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from loadtest.benchmarks.hostile.attacks import ATTACKS, BYTES_PER_S, CONNECTIONS, MODEL
-from loadtest.benchmarks.hostile.lines import HOST, Over, Pace
 from loadtest.errors import BenchError
 from loadtest.generator.child import answer
 from loadtest.generator.closed_loop import Lane, connect
 from loadtest.generator.messages import Target, messages
+from tests.hostile.attacks import ATTACKS, BYTES_PER_S, CONNECTIONS, MODEL
+from tests.hostile.lines import HOST, Over, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from loadtest.benchmarks.hostile.attacks import Attack
+    from tests.hostile.attacks import Attack
 
 _REOPEN_S = 0.02
 _SLICE_S = 0.5

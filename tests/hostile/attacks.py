@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from loadtest.benchmarks.hostile import grpc_attacks as grpc
-from loadtest.benchmarks.hostile import http_attacks as http
-from loadtest.benchmarks.hostile.lines import H2Line, Line
+from tests.hostile import grpc_attacks as grpc
+from tests.hostile import http_attacks as http
+from tests.hostile.lines import H2Line, Line
 
 if TYPE_CHECKING:
     from collections.abc import Callable

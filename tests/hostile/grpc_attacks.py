@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 from hpack import Encoder
 
-from loadtest.benchmarks.hostile.http_attacks import slow
-from loadtest.benchmarks.hostile.lines import call_block, call_fields
 from loadtest.generator import frames
 from loadtest.generator.frames import (
     DATA,
@@ -26,11 +24,13 @@ from loadtest.generator.frames import (
     window_update,
 )
 from loadtest.generator.grpc_messages import METHOD, bytes_field, infer_bytes, request_bytes
+from tests.hostile.http_attacks import slow
+from tests.hostile.lines import call_block, call_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from loadtest.benchmarks.hostile.lines import H2Line
+    from tests.hostile.lines import H2Line
 
 MODEL = "minilm"
 _LIVE = "/inference.GRPCInferenceService/ServerLive"

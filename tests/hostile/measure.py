@@ -6,14 +6,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from loadtest.benchmarks.hostile.attacks import ATTACKS
-from loadtest.benchmarks.hostile.polite import latencies
 from loadtest.benchmarks.processes import Peaks
+from tests.hostile.attacks import ATTACKS
+from tests.hostile.polite import latencies
 
 if TYPE_CHECKING:
-    from loadtest.benchmarks.hostile.polite import Polite
-    from loadtest.benchmarks.hostile.victim import Victim
     from loadtest.generator.child import Child
+    from tests.hostile.polite import Polite
+    from tests.hostile.victim import Victim
 
 _LOOK_S = 0.05
 FEW_DESCRIPTORS = 4

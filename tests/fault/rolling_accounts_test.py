@@ -7,19 +7,15 @@ import struct
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
-from loadtest.benchmarks.__main__ import BENCHMARKS
-from loadtest.benchmarks.rolling.accounting import AccountingGenerator, identity
-from loadtest.benchmarks.rolling.drive import Found, Restart
-from loadtest.benchmarks.rolling.parts import Replica
-from loadtest.benchmarks.runner import main
-from loadtest.benchmarks.store import Store
 from loadtest.generator.grpc_messages import request_bytes
 from loadtest.generator.messages import Target
 from loadtest.generator.open_loop import Job, Request
 from loadtest.generator.wire import Reply
+from tests.support.rolling.accounting import AccountingGenerator, identity
+from tests.support.rolling.drive import Found, Restart
+from tests.support.rolling.parts import Replica
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,8 +132,6 @@ def found() -> Found:
         restarts=[Restart("a", 1.0, 2.0, 3.0, 0)],
         offered={"http": 20, "grpc": 20},
         proxy={"requests": 40, "replies broken": 0, "replies 5xx": 0},
-        times=np.linspace(0, 4, 40, endpoint=False),
-        latencies=np.full(40, 0.002),
     )
 
 
@@ -153,32 +147,3 @@ def test_a_verdict_names_every_broken_promise() -> None:
     told = "\n".join(broken.verdict())
     for words in ("503", "00000007", "exit code 1", "after the load", "1 replies broken", "Traceback"):
         assert words in told
-
-
-def kept(path: Path, run: Found) -> str:
-    """The page of a run, as it is written from its store."""
-    Store(path, {"machine": {"CPU": "a processor"}}).keep("rolling", {**run.figures(), "server": "the server"})
-    assert main(BENCHMARKS, ["rolling", "--page-only", "--out", str(path)]) == int(bool(run.verdict()))
-    return path.with_suffix(".md").read_text()
-
-
-def test_the_page_says_it(tmp_path: Path) -> None:
-    """With its figures and its plots beside it, each SIGTERM marked."""
-    text = kept(tmp_path / "rolling.json", found())
-    assert "**40 requests over 1 restarts: none lost, none reset, no 5xx.**" in text
-    assert "| while one restarts | 20 | 2.0 | 2.0 | 2.0 | 2 |" in text
-    assert (tmp_path / "rolling-latency.svg").read_text().count('class="moment"') == 1
-    broken = found()
-    broken.faults["503 Service Unavailable"] = 2
-    broken.latencies[::2] = np.nan
-    assert "Not kept" in kept(tmp_path / "broken.json", broken)
-
-
-def test_nonsense_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Before anything starts."""
-    with pytest.raises(SystemExit):
-        main(BENCHMARKS, ["rolling", "--restarts", "0"])
-    assert "must be positive" in capsys.readouterr().err
-    out = str(tmp_path / "rolling.json")
-    assert main(BENCHMARKS, ["rolling", "--models", "/nonexistent", "--rate", "1", "--out", out]) == 1
-    assert "has no models" in capsys.readouterr().err

@@ -8,13 +8,13 @@ import json
 from functools import cache
 from typing import TYPE_CHECKING
 
-from loadtest.benchmarks.hostile.lines import HOST
 from loadtest.generator.http1 import post_bytes
+from tests.hostile.lines import HOST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from loadtest.benchmarks.hostile.lines import Line
+    from tests.hostile.lines import Line
 
     Attack = Callable[[Line], None]
 

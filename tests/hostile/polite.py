@@ -8,18 +8,18 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from loadtest.benchmarks.hostile.lines import HOST
 from loadtest.errors import BenchError
 from loadtest.generator.closed_loop import Lane, connect
 from loadtest.generator.messages import Target, messages
 from loadtest.report.sample import percentile
+from tests.hostile.lines import HOST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from loadtest.benchmarks.hostile.victim import Victim
     from loadtest.generator.wire import Reply
+    from tests.hostile.victim import Victim
 
 WIRES = ("http", "grpc")
 

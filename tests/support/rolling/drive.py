@@ -6,29 +6,24 @@ import contextlib
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from loadtest.benchmarks.drive import Running, closed_loop, even
-from loadtest.benchmarks.rolling.accounting import identity
-from loadtest.benchmarks.rolling.parts import NAMES, Proxy, Replica
 from loadtest.benchmarks.server_process import HOST
 from loadtest.generator.client import GRPC
 from loadtest.generator.messages import Target
 from loadtest.generator.run import Kind
 from loadtest.generator.workload import find_bundle, make_texts
+from tests.support.rolling.accounting import identity
+from tests.support.rolling.parts import NAMES, Proxy, Replica
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
 PROTOCOLS = ("http", "grpc")
-_GENERATOR = "loadtest.benchmarks.rolling.accounting"
-_SLICES = 240
+_GENERATOR = "tests.support.rolling.accounting"
 _SHARE = 0.7
 _TOKENS, _TEXTS = 16, 50
 _CONNECTIONS = 16
@@ -95,8 +90,6 @@ class Found:
         unaccounted: Ids that appear in no replica's log as answered, or more than once; should be 0.
         proxy: HAProxy's counts.
         errors: Other problems, such as errors in the replicas' logs.
-        times: Scheduled send time of each request, in seconds from the load's start.
-        latencies: Time until the answer, in seconds; NaN if there was none.
     """
 
     rate: float
@@ -108,8 +101,6 @@ class Found:
     unaccounted: list[str] = field(default_factory=list)
     proxy: dict[str, int] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
-    times: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    latencies: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
     def verdict(self) -> list[str]:
         """Broken promises; empty if all were kept."""
@@ -122,40 +113,6 @@ class Found:
             wrong.append(f"{late} restarts ended after the load")
         wrong += [f"HAProxy counted {self.proxy[name]} {name}" for name in _BROKEN if self.proxy.get(name)]
         return wrong + self.errors
-
-    def figures(self) -> dict[str, Any]:
-        """Everything but the single requests, as JSON values."""
-        kept = ("rate", "capacity", "seconds", "offered", "faults", "proxy")
-        values: dict[str, Any] = {name: getattr(self, name) for name in kept}
-        values |= {"unaccounted": len(self.unaccounted), "latencies": self._latencies(), "slices": self._slices()}
-        return {**values, "restarts": [asdict(one) for one in self.restarts], "wrong": self.verdict()}
-
-    def _latencies(self) -> dict[str, dict[str, float]]:
-        """Answers and percentiles in milliseconds, while a replica restarts and otherwise."""
-        disturbed = np.zeros(len(self.times), bool)
-        for restart in self.restarts:
-            disturbed |= (self.times >= restart.signalled) & (self.times < restart.back)
-        figures = {}
-        for name, chosen in (("while one restarts", disturbed), ("else", ~disturbed)):
-            answered = self.latencies[chosen & np.isfinite(self.latencies)] * 1e3
-            if len(answered):
-                percentiles = {f"p{p:g}": float(np.percentile(answered, p)) for p in (50, 99, 99.9)}
-                figures[name] = {"answers": len(answered), **percentiles, "most": float(answered.max())}
-        return figures
-
-    def _slices(self) -> list[dict[str, float | None]]:
-        """Offered and answered requests per second, and percentiles in milliseconds, by slices of about a second."""
-        count = max(1, min(_SLICES, int(self.seconds)))
-        width = self.seconds / count
-        numbers = np.clip((self.times / width).astype(int), 0, count - 1)
-        slices: list[dict[str, float | None]] = []
-        for number in range(count):
-            latencies = self.latencies[numbers == number] * 1e3
-            answered = latencies[np.isfinite(latencies)]
-            rates = {"offered_per_s": len(latencies) / width, "answered_per_s": len(answered) / width}
-            tails = {f"p{p}_ms": float(np.percentile(answered, p)) if len(answered) else None for p in (50, 99)}
-            slices.append({"at_s": (number + 0.5) * width, **rates, **tails})
-        return slices
 
 
 def experiment(plan: Plan, say: Callable[[str], None]) -> Found:
@@ -244,7 +201,6 @@ def _account(found: Found, loads: dict[str, Running], replicas: Sequence[Replica
     for replica in replicas:
         answered += replica.answered()
         found.errors += [f"replica {replica.name} logged: {line}" for line in replica.faults()]
-    times, latencies = [], []
     for protocol, load in loads.items():
         result, of = load.result, load.processes
         found.offered[protocol] = result.offered
@@ -255,7 +211,3 @@ def _account(found: Found, loads: dict[str, Running], replicas: Sequence[Replica
             for number in range(len(range(index, result.offered, of)))
         ]
         found.unaccounted += [name for name in names if answered[name] != 1]
-        records = np.concatenate(result.records)
-        times.append(records["intended"])
-        latencies.append(np.where(records["fault"] == 0, records["done"] - records["intended"], np.nan))
-    found.times, found.latencies = np.concatenate(times), np.concatenate(latencies)

@@ -1,1 +1,0 @@
-"""Empty servers side by side: the cost of the wire alone."""

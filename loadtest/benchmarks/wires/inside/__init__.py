@@ -1,1 +1,0 @@
-"""The server scripts, which run in processes of their own."""
