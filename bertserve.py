@@ -15,7 +15,6 @@ VERBS = {
     "doctor": ("serving.operations.doctor", "Check what this machine can run, and whether the server would start."),
     "load": ("loadtest.cli", "Run an open-loop load test and check it against an SLO."),
     "simulate": ("loadtest.capacity.simulate_cli", "Simulate a server under load from measured batch costs."),
-    "size": ("loadtest.capacity.size_cli", "Estimate how many GPUs or CPUs a workload needs, and the cost."),
     "batch": ("serving.bulk.cli", "Run a model over every row of text files, on this machine or a Ray cluster."),
 }
 
@@ -61,9 +60,9 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     if words[0] not in VERBS:
         from serving.host import command  # noqa: PLC0415  a verb that is known needs none of it
-        from serving.options import nearest  # noqa: PLC0415  likewise
+        from serving.options import unknown  # noqa: PLC0415  likewise
 
-        wrong = f"bertserve: unknown verb {words[0]!r}{nearest(words[0], VERBS)}; `{command('help')}` lists the verbs"
+        wrong = f"bertserve: {unknown('verb', words[0], VERBS)}; `{command('help')}` lists the verbs"
         print(wrong, file=sys.stderr)  # noqa: T201  the command's own output
         return 2
     module, _ = VERBS[words[0]]

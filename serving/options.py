@@ -12,6 +12,23 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 
+LEFT: dict[str, str] = {
+    "size": "use `load --find-capacity` on the machine at hand, or `simulate --find-capacity --rate R`",
+    "stages": "models are not cut into parts; use a device with more memory",
+    "transfer-us": "models are not cut into parts; use a device with more memory",
+}
+"""What to do instead of a verb or setting that left, by its name on the command line. CHANGELOG.md has the same."""
+
+
+def unknown(kind: str, word: str, known: Collection[str]) -> str:
+    """The error about an unknown verb, option or setting, as spelled in its source.
+
+    It says what to do instead if the word left, or names the known word that was probably meant.
+    """
+    name = word.removeprefix("--").removeprefix("BERTSERVE_").lower().replace("_", "-")
+    return f"{word} left: {LEFT[name]}" if name in LEFT else f"unknown {kind} {word}{nearest(word, known)}"
+
+
 def nearest(word: str, known: Collection[str]) -> str:
     """A suffix for errors about an unknown word: the known word that was probably meant, if any."""
     close = difflib.get_close_matches(word, known, 1)
@@ -43,7 +60,7 @@ class OptionParser(argparse.ArgumentParser):
             options = [word.partition("=")[0] for word in rest.split() if word.startswith("-")]
             message = f"unexpected argument {rest!r}"
             if options:
-                message = f"unknown option {options[0]}{nearest(options[0], self._option_string_actions)}"
+                message = unknown("option", options[0], self._option_string_actions)
         program, verb, *_ = self.prog.split()
         usage = command(verb) if program == "bertserve" else self.prog
         self.exit(2, f"{self.prog}: {' '.join(message.split())}; `{usage} --help` lists the options\n")

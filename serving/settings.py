@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from serving.engine.kinds import AUTO, ENGINES, SETTINGS
 from serving.errors import Limit, StartupError
-from serving.options import nearest
+from serving.options import unknown
 from serving.security.keys import read_keys
 from serving.security.tls import check_certificate, check_pair
 from serving.tasks import TASKS
@@ -630,13 +630,13 @@ class _Help(argparse.Action):
 
 def _read_flags(argv: list[str], problems: list[str]) -> dict[str, Any]:
     try:
-        arguments, unknown = _parser().parse_known_args(argv)
+        arguments, rest = _parser().parse_known_args(argv)
     except argparse.ArgumentError as error:
         problems.append(str(error))
         return {}
     names = [flag_of(name) for name in ["config", *Settings.model_fields]]
-    flags = [word.split("=")[0] for word in unknown if word.startswith("-")]
-    problems += [_unknown(word, names) for word in flags or unknown]
+    flags = [word.split("=")[0] for word in rest if word.startswith("-")]
+    problems += [unknown("setting", word, names) for word in flags or rest]
     return vars(arguments)
 
 
@@ -672,13 +672,9 @@ def _known(
 ) -> dict[str, Any]:
     """The known settings of a source. Adds a problem for each unknown one, with its name as spelled in that source."""
     names = [spelled(name) for name in Settings.model_fields]
-    unknown = values.keys() - Settings.model_fields.keys()
-    problems += [where + _unknown(spelled(name), names) for name in sorted(unknown)]
-    return {name: value for name, value in values.items() if name not in unknown}
-
-
-def _unknown(name: str, names: list[str]) -> str:
-    return f"unknown setting {name}{nearest(name, names)}"
+    others = values.keys() - Settings.model_fields.keys()
+    problems += [where + unknown("setting", spelled(name), names) for name in sorted(others)]
+    return {name: value for name, value in values.items() if name not in others}
 
 
 _MUST_BE = {"bool_parsing": "true or false", "int_parsing": "a whole number", "float_parsing": "a number"}

@@ -90,15 +90,14 @@ OTHER_PACKAGES = {
     # A load generator that shared code with the server would share its mistakes. Of the machine both say the same.
     # A task's module says how its requests are made and its replies are read here, in functions apart (`LoadFormat`).
     "loadtest": "export.pages serving.host serving.options serving.progress serving.tasks",
-    # The server's decisions over the load generator's schedules, in the form of its reports, and over costs that the
-    # exporter's graphs, run by the server's engines, are measured to have.
-    "loadtest.capacity": "export serving.errors serving.records serving.options serving.cgroups serving.host"
-    " serving.models serving.engine serving.scheduling loadtest.errors loadtest.generator loadtest.report",
+    # The server's decisions over the load generator's schedules, in the form of its reports.
+    "loadtest.capacity": "export.pages serving.errors serving.records serving.options serving.scheduling"
+    " loadtest.errors loadtest.generator loadtest.report",
     # What is measured with the exporter, declared for the runner of all benchmarks.
     "loadtest.benchmarks.exports": "export serving.errors serving.records serving.options serving.cgroups"
     " serving.children serving.host serving.models serving.engine serving.inference serving.scheduling.cost"
     " serving.tasks"
-    " loadtest.errors loadtest.generator loadtest.report loadtest.benchmarks loadtest.capacity",
+    " loadtest.errors loadtest.generator loadtest.report loadtest.benchmarks",
 }
 """The packages beside the server, and what they may import. A room with a row is no part of the one around it."""
 

@@ -1,1 +1,1 @@
-"""Capacity planning: simulate a server under load (`bertserve simulate`), and size a deployment (`bertserve size`)."""
+"""The simulator of a server under load (`bertserve simulate`)."""

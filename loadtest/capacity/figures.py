@@ -12,7 +12,6 @@ from loadtest.capacity.simulator import Arrival, BulkJob, Device, Outcome, Overh
 from loadtest.generator.search import bracket, narrowed
 from loadtest.report.sample import percentile as nearest_rank
 from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
-from serving.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +30,6 @@ class World:
     Attributes:
         device: The device and its costs.
         policy: The batching policy.
-        scheduler: The scheduler class.
         max_queue_tokens: Maximum tokens in flight.
         seed: Random seed.
         bulk: Weights of the text lengths of a saturating bulk job; None without one.
@@ -39,7 +37,6 @@ class World:
 
     device: Device
     policy: Policy
-    scheduler: type[Scheduler]
     max_queue_tokens: int
     seed: int
     bulk: Mapping[int, float] | None = None
@@ -51,7 +48,6 @@ class World:
         overhead: Overhead,
         max_batch_tokens: int,
         seed: int,
-        scheduler: type[Scheduler] = Scheduler,
         bulk: Mapping[int, float] | None = None,
     ) -> World:
         """One model behind a server, from its batch costs."""
@@ -60,7 +56,6 @@ class World:
             times=costs.points if costs.warm_up else None,
             variations=costs.variations,
             narrow_lanes=costs.narrow_lanes,
-            stages=costs.stages,
             overhead=overhead,
         )
         policy = Policy(
@@ -69,23 +64,20 @@ class World:
             narrow=[costs.narrow_lanes > 0],
             group_tokens=GROUP_TOKENS,
             prefetch_tokens=PREFETCH_TOKENS,
-            apart=costs.stages > 1,
         )
-        return cls(device, policy, scheduler, _MAX_QUEUE_TOKENS, seed, bulk)
+        return cls(device, policy, _MAX_QUEUE_TOKENS, seed, bulk)
 
-    def run(self, arrivals: Sequence[Arrival], seconds: float, percent: float = 99) -> Figures:
-        """Simulates a schedule of that many seconds; `percent` is the percentile of the objective."""
+    def run(self, arrivals: Sequence[Arrival], seconds: float) -> Figures:
+        """Simulates a schedule of that many seconds."""
         played = play(
             self.device,
             self.policy,
             arrivals,
             BulkJob(seconds, self.bulk) if self.bulk else None,
             max_queue_tokens=self.max_queue_tokens,
-            scheduler=self.scheduler,
             seed=self.seed,
         )
-        found = Figures.of(arrivals, played.outcomes, seconds, percent)
-        found = replace(found, utilisation=min(1.0, played.busy_s / seconds))
+        found = Figures.of(arrivals, played.outcomes, seconds)
         if not self.bulk:
             return found
         share = played.bulk.device_us / 1e6 / seconds
@@ -102,13 +94,12 @@ class Figures:
         p50_ms: Median latency of answered requests; NaN without one.
         p99_ms: 99th percentile of answered requests.
         short_p99_ms: 99th percentile of answered requests among the shortest third of all requests.
-        slo_ms: The objective's percentile of all requests; a request without an answer counts as infinitely late.
+        slo_ms: 99th percentile of all requests; a request without an answer counts as infinitely late.
         fates: Number of requests by outcome, in the words of `RequestOutcome`.
         bulk_per_s: Texts of the bulk job per second; None without one.
         bulk_device_share: Share of the device's time that the bulk job took.
         queue_ms: Mean queue time of answered requests, as in a server's headers.
         compute_ms: Mean compute time of their batches, as in a server's headers.
-        utilisation: Share of the time in which the devices computed.
     """
 
     offered_per_s: float
@@ -122,12 +113,9 @@ class Figures:
     bulk_device_share: float | None = None
     queue_ms: float = math.nan
     compute_ms: float = math.nan
-    utilisation: float = math.nan
 
     @classmethod
-    def of(
-        cls, arrivals: Sequence[Arrival], outcomes: Sequence[Outcome], seconds: float, percent: float = 99
-    ) -> Figures:
+    def of(cls, arrivals: Sequence[Arrival], outcomes: Sequence[Outcome], seconds: float) -> Figures:
         """Summarizes a run whose schedule lasts that many seconds."""
         ended = [outcome for outcome in outcomes if outcome.fate is RequestOutcome.ANSWERED]
         answered = [outcome.latency_s * 1e3 for outcome in ended]
@@ -140,7 +128,7 @@ class Figures:
             percentile(answered, 50),
             percentile(answered, 99),
             percentile(short, 99),
-            percentile([*answered, *[math.inf] * (len(outcomes) - len(answered))], percent),
+            percentile([*answered, *[math.inf] * (len(outcomes) - len(answered))], 99),
             dict(Counter(outcome.fate.value for outcome in outcomes)),
             queue_ms=_mean([outcome.queue_s * 1e3 for outcome in ended]),
             compute_ms=_mean([outcome.compute_s * 1e3 for outcome in ended]),

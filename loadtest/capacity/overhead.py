@@ -1,4 +1,4 @@
-"""Overhead of the server over its engine: all constants of `bertserve simulate` and `bertserve size`."""
+"""Overhead of the server over its engine: all constants of `bertserve simulate`."""
 
 from __future__ import annotations
 

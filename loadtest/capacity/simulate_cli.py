@@ -16,22 +16,21 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from loadtest.capacity import page
-from loadtest.capacity.command import add_shared, check_suffix, exit_code, parser_of, write
 from loadtest.capacity.figures import Figures, World, capacity
-from loadtest.capacity.lengths import Lengths, parse_mix
+from loadtest.capacity.lengths import mean, parse_mix
 from loadtest.capacity.overhead import BESIDE_A_GPU, ON_ITS_CORES, usual
 from loadtest.capacity.simulator import Overhead
 from loadtest.capacity.tables import PUBLISHED, BatchCosts, find_table
 from loadtest.capacity.traffic import poisson, replayed
-from loadtest.errors import BenchError, check_above_zero
-from serving.scheduling.fifo import FifoScheduler
-from serving.scheduling.scheduler import Scheduler
+from loadtest.errors import BenchError, check_above_zero, check_installed
+from serving.options import OptionParser
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-_SCHEDULERS = {"deadline": Scheduler, "fifo": FifoScheduler}
+_HOLDS, _BROKEN, _IMPOSSIBLE = 0, 1, 2
+_SUFFIXES = (".html", ".svg", ".json")
 _OVERHEADS = tuple(name for name in Overhead.__struct_fields__ if name.endswith("_us"))
 
 _REQUESTS = 20_000
@@ -66,11 +65,8 @@ class SimulateOptions:
         _check(arguments)
         table = find_table(arguments.cost, arguments.model)
         overhead = _overhead(arguments, table)
-        if arguments.stages > 1:
-            table = table.in_stages(arguments.stages, arguments.transfer_us)
         bulk = parse_mix(arguments.bulk, "--bulk") if arguments.bulk else None
-        scheduler = _SCHEDULERS[arguments.scheduling]
-        world = World.of(table, overhead, arguments.max_batch_tokens, arguments.seed, scheduler, bulk)
+        world = World.of(table, overhead, arguments.max_batch_tokens, arguments.seed, bulk)
         policy = replace(
             world.policy,
             min_batch_gain=arguments.min_batch_gain,
@@ -124,10 +120,12 @@ def _overhead(arguments: argparse.Namespace, table: BatchCosts) -> Overhead:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    check_suffix(arguments.out, (".html", ".svg", ".json"))
+    if arguments.out is not None:
+        if arguments.out.suffix not in _SUFFIXES:
+            raise BenchError(f"--out {arguments.out}: must end in {' or '.join(_SUFFIXES)}")
+        if arguments.out.suffix != ".json":
+            check_installed("jinja2", "matplotlib")
     check_above_zero(arguments, "rate", "duration", "timeout_ms", "slo_p99_ms", "bulk_slice_ms")
-    if not (arguments.stages >= 1 and 0 <= arguments.transfer_us < math.inf):
-        raise BenchError("--stages must be 1 or more, and --transfer-us 0 or more")
     if arguments.front_processes < 1:
         raise BenchError(f"--front-processes must be 1 or more, not {arguments.front_processes}")
     if not 0 <= arguments.bulk_share <= _MAX_SHARE:
@@ -144,7 +142,11 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Builds the argument parser."""
-    made = parser_of("simulate", "Simulate a server under load from measured batch costs.")
+    made = OptionParser(
+        prog="bertserve simulate",
+        description="Simulate a server under load from measured batch costs.",
+        allow_abbrev=False,
+    )
     made.add_argument(
         "--cost",
         required=True,
@@ -153,15 +155,16 @@ def parser() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     add("--model", help="Model to simulate, if /status has several.")
-    add("--stages", type=int, default=1, metavar="N", help="Number of pipeline stages, one device each (default: 1).")
-    add("--transfer-us", type=float, default=100.0, metavar="US", help="Transfer between stages, in us (default: 100).")
     add("--tokens", metavar="MIX", help="Text lengths, in tokens: 128, 8:70,32:30 or 10-250.")
     add("--rate", type=float, metavar="R", help="Arrival rate (Poisson), in requests per second.")
     add("--duration", type=float, metavar="S", help=f"Simulated time, in s (default: {_REQUESTS:,} requests).")
     add("--replay", type=Path, metavar="FILE", help="JSON list of [seconds, tokens] in place of random arrivals.")
     add("--slo-p99-ms", type=float, metavar="X", help="Objective: p99 of all requests, rejected ones too, in ms.")
-    add("--find-capacity", action="store_true", help="Search for the highest rate that meets the SLO.")
-    add("--scheduling", choices=_SCHEDULERS, default="deadline", help="Scheduling policy (default: deadline).")
+    add(
+        "--find-capacity",
+        action="store_true",
+        help="Search for the highest rate that meets the SLO. With --rate, print the number of devices for that rate.",
+    )
     add("--timeout-ms", type=float, default=2000.0, help="Deadline of every request, in ms (default: 2000).")
     add("--max-batch-tokens", type=int, default=1024, help="Maximum padded tokens per batch (default: 1024).")
     add(
@@ -185,13 +188,19 @@ def parser() -> argparse.ArgumentParser:
         both = (f"{getattr(each, f'{name}_us'):g}" for each in (ON_ITS_CORES, BESIDE_A_GPU))
         option, default = f"--{name.replace('_', '-')}-us", "; ".join(both)
         add(option, type=float, metavar="US", help=f"{what}, in us (default: {default} beside a GPU).")
-    add_shared(made, out="File for curves over offered load, as .html, .svg or .json.")
+    add("--out", type=Path, metavar="FILE", help="File for curves over offered load, as .html, .svg or .json.")
+    add("--seed", type=int, default=1, help="Seed of arrivals, lengths and jitter (default: 1).")
+    add("--json", action="store_true", help="Print the results as JSON.")
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
-    return exit_code("simulate", lambda: _simulate(SimulateOptions.of(arguments)))
+    try:
+        return _HOLDS if _simulate(SimulateOptions.of(arguments)) else _BROKEN
+    except BenchError as error:
+        print(f"bertserve simulate: {error}", file=sys.stderr)
+        return _IMPOSSIBLE
 
 
 def _simulate(options: SimulateOptions) -> bool:
@@ -204,22 +213,37 @@ def _simulate(options: SimulateOptions) -> bool:
         main_run = options.replay() if arguments.replay else options.run(arguments.rate)
     kept = slo_ms is None or (found is not None if arguments.find_capacity else main_run.slo_ms <= slo_ms)
     verdict = _verdict(slo_ms, found, kept=kept, searched=arguments.find_capacity)
+    devices = math.ceil(arguments.rate / found) if found and arguments.rate else None
     if arguments.out:
         top = found or main_run.offered_per_s
         runs = [main_run] if arguments.replay else [options.run(share * top) for share in _CURVE]
         _write(arguments.out, options, verdict, runs)
     if arguments.json:
-        print(json.dumps({"capacity_per_s": found, "kept": kept, **_plain(main_run), "facts": options.facts()}))
+        print(
+            json.dumps(
+                {
+                    "capacity_per_s": found,
+                    "devices": devices,
+                    "kept": kept,
+                    **_plain(main_run),
+                    "facts": options.facts(),
+                }
+            )
+        )
     else:
-        print("\n".join([*options.facts(), "", *_text(main_run), *filter(None, [verdict])]))
+        print(
+            "\n".join(
+                [*options.facts(), "", *_text(main_run), *filter(None, [verdict, _fleet(arguments.rate, devices)])]
+            )
+        )
     return kept
 
 
 def _guess(options: SimulateOptions) -> float:
     """Half of the device's rate for single texts of the mean length."""
-    mean = Lengths(options.mix, "").mean
-    single = min((p for p in options.table.points if p.batch == 1), key=lambda p: abs(p.tokens - mean))
-    return 0.5e6 / max(1.0, single.us * max(1.0, mean / single.tokens))
+    tokens = mean(options.mix)
+    single = min((p for p in options.table.points if p.batch == 1), key=lambda p: abs(p.tokens - tokens))
+    return 0.5e6 / max(1.0, single.us * max(1.0, tokens / single.tokens))
 
 
 def _verdict(slo_ms: float | None, found: float | None, *, kept: bool, searched: bool) -> str:
@@ -229,6 +253,10 @@ def _verdict(slo_ms: float | None, found: float | None, *, kept: bool, searched:
         what = f"capacity: {found:.1f} requests/s" if found else "capacity: none, no rate meets the SLO"
         return f"{what} with p99 <= {slo_ms:g} ms (Poisson, rejected requests count as never answered)"
     return f"{'kept' if kept else 'BROKEN'}: p99 <= {slo_ms:g} ms (rejected requests count as never answered)"
+
+
+def _fleet(rate: float | None, devices: int | None) -> str:
+    return f"devices: {devices} for {rate:g} requests/s, if the load is spread evenly" if devices else ""
 
 
 def _text(run: Figures) -> list[str]:
@@ -252,7 +280,6 @@ def _bulk_text(run: Figures) -> list[str]:
 def _plain(run: Figures) -> dict[str, object]:
     """Replaces infinity and NaN, which JSON lacks."""
     values = dataclasses.asdict(run)
-    del values["utilisation"]
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
     }
@@ -266,7 +293,11 @@ def _write(out: Path, options: SimulateOptions, verdict: str, runs: Sequence[Fig
         content = page.simulation_svg(f"Simulated: {title}", runs, slo_ms)
     else:
         content = page.simulation(title, verdict, options.facts(), runs, slo_ms)
-    write(out, content)
+    try:
+        out.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise BenchError(f"--out {out}: {error.strerror}") from error
+    print(f"written: {out}", file=sys.stderr)
 
 
 if __name__ == "__main__":

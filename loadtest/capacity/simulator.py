@@ -11,8 +11,6 @@ The `Scheduler` is the server's own. Only its surroundings are modeled, in six r
 - A batch for an idle lane starts `wire_us` later. A prefetched batch starts immediately.
 - A batch takes the time in the cost table, with random variation. If a server has corrected its table, batches take the
   corrected times with the variation measured there, while decisions use the warm-up's times, as in the server.
-- In a pipeline a batch passes the stages in order, and each stage has one batch at a time: a batch behind a slower one
-  goes at its pace.
 - If the engine shares its cores with the front end, the front end occupies one core whenever it works (so does each
   of its processes), and running batches share the rest. Corrected times already include this effect.
 
@@ -152,7 +150,6 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         times: Mean times since then in a server; None: as in the warm-up.
         variations: Variation in that server, by kind of lane; empty: from the spreads of the warm-up.
         narrow_lanes: Lanes in addition to the wide one.
-        stages: Devices of a pipeline, each with an equal part of the layers; it has as many narrow lanes.
         overhead: Overhead of the server.
     """
 
@@ -160,7 +157,6 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     times: Sequence[CostPoint] | None = None
     variations: Mapping[str, Variation] = {}
     narrow_lanes: int = 0
-    stages: int = 1
     overhead: Overhead = Overhead()
 
 
@@ -195,12 +191,10 @@ class Played(NamedTuple):
 
     Attributes:
         outcomes: One for each arrival.
-        busy_s: Busy time of the device; a narrow lane counts for its share of it.
         bulk: The work of the bulk job.
     """
 
     outcomes: list[Outcome]
-    busy_s: float
     bulk: BulkDone
 
 
@@ -211,7 +205,6 @@ def play(
     bulk: BulkJob | None = None,
     *,
     max_queue_tokens: int = 1 << 19,
-    scheduler: type[Scheduler] = Scheduler,
     seed: int = 1,
 ) -> Played:
     """Simulates arrivals until all have ended.
@@ -222,14 +215,13 @@ def play(
         arrivals: Sorted by time.
         bulk: A bulk job in addition to the arrivals.
         max_queue_tokens: Maximum tokens in flight.
-        scheduler: The scheduler class.
         seed: Random seed.
     """
-    simulation = _Simulation(device, policy, max_queue_tokens, scheduler, seed)
+    simulation = _Simulation(device, policy, max_queue_tokens, seed)
     if bulk is not None:
         simulation.begin_bulk(bulk)
     outcomes = simulation.play(arrivals)
-    return Played(outcomes, simulation.busy_s, simulation.bulk_done)
+    return Played(outcomes, simulation.bulk_done)
 
 
 class _Request:
@@ -274,9 +266,7 @@ class _Lane:
 
 
 class _Simulation:
-    def __init__(
-        self, device: Device, policy: Policy, max_queue_tokens: int, scheduler: type[Scheduler], seed: int
-    ) -> None:
+    def __init__(self, device: Device, policy: Policy, max_queue_tokens: int, seed: int) -> None:
         costs = ModelCosts(
             device.points,
             narrow_lanes=device.narrow_lanes,
@@ -285,14 +275,13 @@ class _Simulation:
             group_tokens=policy.group_tokens,
             min_batch_gain=policy.min_batch_gain,
         )
-        self._scheduler = scheduler(policy, AdmissionLimits(max_queue_tokens), self._drop, jitter=lambda: 0.0)
+        self._scheduler = Scheduler(policy, AdmissionLimits(max_queue_tokens), self._drop, jitter=lambda: 0.0)
         self._scheduler.engine_up(1 + device.narrow_lanes, [costs])
         self._together = policy.batch_invariant[_MODEL]
         taken = ModelCosts(device.times or device.points, narrow_lanes=device.narrow_lanes)
         wide, narrow = (device.variations.get(kind) or _of_warm_up(device.points, kind) for kind in ("wide", "narrow"))
         self._lanes = [_Lane(taken.wide, wide)]
         self._lanes += [_Lane(taken.narrow or taken.wide, narrow) for _ in range(device.narrow_lanes)]
-        self._stages_free = [0.0] * device.stages
         self._overhead = device.overhead
         self._are_means = device.times is not None
         self._slows = device.overhead.shared_cores > 0 and not self._are_means
@@ -308,7 +297,6 @@ class _Simulation:
         self._texts: dict[int, EncodedText] = {}
         self._job: BulkJob | None = None
         self.bulk_done = BulkDone()
-        self.busy_s = 0.0
 
     def play(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
         requests = [self._received(arrival) for arrival in arrivals]
@@ -490,7 +478,7 @@ class _Simulation:
             return
         lane.running = lane.waiting.popleft()
         now = lane.began = self._now
-        lane.end = self._passed(now, self._compute_us(lane, lane.running) / 1e6)
+        lane.end = now + self._compute_us(lane, lane.running) / 1e6
         if self._slows:
             for free in self._free:
                 if free > now:
@@ -506,22 +494,8 @@ class _Simulation:
             return
         lane.running = None
         compute_us = (self._now - lane.began) * 1e6
-        if len(self._stages_free) == 1:
-            self.busy_s += (self._now - lane.began) / (1 if lane is self._lanes[0] else len(self._lanes) - 1)
         self._at(self._occupy(_CORE, self._overhead.batch_us), self._collect, (assignment, compute_us))
         self._begin(lane)
-
-    def _passed(self, begin: float, compute_s: float) -> float:
-        """The time when a batch has passed all stages. All earlier batches are known, so the result is final."""
-        free = self._stages_free
-        if len(free) == 1:
-            return begin + compute_s
-        each_s = compute_s / len(free)
-        self.busy_s += each_s
-        end = begin
-        for stage, free_at in enumerate(free):
-            end = free[stage] = max(end, free_at) + each_s
-        return end
 
     def _compute_us(self, lane: _Lane, assignment: Assignment) -> float:
         batch_us = lane.table.batch_us

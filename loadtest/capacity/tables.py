@@ -12,8 +12,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
-
 from loadtest.capacity.simulator import Variation
 from loadtest.errors import BenchError
 from serving.scheduling.cost import CostPoint, bucket_index
@@ -36,8 +34,7 @@ _ENOUGH = 30
 """Minimum batches on a kind of lane before a server's corrections are used."""
 
 
-Basis = Literal["measured", "extrapolated", "published", "computed"]
-"""`measured`: on a whole machine; `extrapolated`: from a few layers on this machine."""
+Basis = Literal["measured", "published"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,49 +45,26 @@ class BatchCosts:
         basis: Kind of origin.
         points: Batch times.
         title: Model and device.
-        error: Relative error, one standard deviation; 0 if unknown.
         facts: Basis of the costs, one line each: URL and kind of each source of a published table.
         warm_up: The points before a server's corrections; empty without corrections.
         variations: Variation of batches in that server, by kind of lane.
         narrow_lanes: Lanes in addition to the wide one.
         threads: Cores that the engine shares with the server; 0 if it has its own.
-        stages: Devices of a pipeline, each with its part of the layers.
     """
 
     basis: Basis
     points: tuple[CostPoint, ...]
     title: str = ""
-    error: float = 0.0
     facts: tuple[str, ...] = ()
     warm_up: tuple[CostPoint, ...] = ()
     variations: Mapping[str, Variation] = field(default_factory=dict)
     narrow_lanes: int = 0
     threads: int = 0
-    stages: int = 1
 
     @property
     def batched(self) -> bool:
         """Whether texts are batched."""
         return any(point.batch > 1 for point in self.points)
-
-    def in_stages(self, stages: int, transfer_us: float = 0.0) -> BatchCosts:
-        """The costs of a pipeline of that many such devices, each with its part of the layers.
-
-        A stage takes its part of the time and transfers its result to the next one, or back, in `transfer_us`. There
-        are as many batches in flight as stages; each takes as long as all stages together. All lanes of a pipeline are
-        equal. A server's warm-up points and variations are dropped, because they apply only to the wide lane.
-
-        Raises:
-            BenchError: The points already have several kinds of lanes.
-        """
-        wide = [msgspec.structs.replace(point, us=point.us + stages * transfer_us) for point in self.points]
-        if any(point.kind == "narrow" for point in wide):
-            raise BenchError("--stages needs a cost table with one lane, as for a GPU")
-        points = (*wide, *[msgspec.structs.replace(point, kind="narrow") for point in wide])
-        title = f"{self.title}, in {stages} stages"
-        return BatchCosts(
-            self.basis, points, title, self.error, self.facts, narrow_lanes=stages, threads=self.threads, stages=stages
-        )
 
     def provenance(self, lengths: Iterable[int]) -> list[str]:
         """What was published or measured, and what is interpolated for these text lengths, one line each."""

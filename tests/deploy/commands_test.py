@@ -59,11 +59,10 @@ SUBSTITUTED = {
     "models/NAME/": "models/checkpoint/",
     "after/report.json": "load-report/report.json",
     "-t 30s": "-t 2s",
-    "http://127.0.0.1:9000": "http://127.0.0.1:8000",  # the same server twice
 }
 ADDED = {
     "bertserve load --target": " --duration 2",
-    "loadtest.mlperf": " --seconds 4 --target http://127.0.0.1:8000",
+    "loadtest.mlperf": " --seconds 4",
     "--protocol both": " --grpc-target 127.0.0.1:8001",
     "# with its web page": " --web-host 127.0.0.1 --web-port 8089",
 }
@@ -77,8 +76,7 @@ PRESUPPOSED = {
     "# `steady` for a minute": (USUAL,),
     "--model ms-marco": ("bertserve serve --models rerankers",),
     "-u 1 -t 30s": (USUAL,),
-    "--data texts.txt": (f"{USUAL} --precision fp32",),
-    "--data dev-v1.1.json": ("bertserve serve --models questions",),
+    "loadtest.mlperf": (USUAL,),
     "--replay requests.json": (USUAL, "curl http://127.0.0.1:8002/status > status.json"),
     "minilm/load": (f"{USUAL} --model-control true",),
     "verify models/NAME/1": ("bertserve export path/to/checkpoint --out models --precision fp32 --tensorrt graph",),
@@ -91,13 +89,11 @@ PRESUPPOSED = {
 WITH_MODELS = ("batches", "load-testing", "models", "security")
 """Guides that presuppose the demo model's export."""
 BATCH_LINE = {"method": "POST", "url": "/v1/embeddings", "body": {"model": "minilm", "input": "What is a T4?"}}
-QUESTION = {"question": "what ran", "answers": [{"text": word} for word in ("server", "text", "is")]}
 FILES: dict[str, Any] = {
     "texts.jsonl": {"custom_id": "text-0", **BATCH_LINE},
     "texts.txt": "\n".join(f"What is text {number}?" for number in range(24)),  # whole requests of eight
     "queries.jsonl": {"query": "what ran", "texts": ["the cat", "a dog"]},
     "requests.json": [[0.0, 8], [0.01, 32]],
-    "dev-v1.1.json": {"data": [{"paragraphs": [{"context": "server text is", "qas": [QUESTION]}]}]},
     "docs/a.txt": "A text in a file of its own.",
 }
 T4 = {"gpus": [{"name": "Tesla T4", "capability": [7, 5], "memory": 16 << 30}], "missing": ["tensorrt"]}
@@ -171,7 +167,6 @@ def prepare(page: str, clone: Path) -> None:
     write_task_checkpoint(clone / "path/to/checkpoint", "bert", "embed", num_hidden_layers=4, vocab_size=1_000)
     write_task_checkpoint(clone / "path/to/sentiment", "bert", "classify")
     write_bundle(clone / "rerankers", tiny_model("rerank"), "ms-marco")
-    write_bundle(clone / "questions", tiny_model("answer"))
     if page in WITH_MODELS:
         shutil.copytree(demo_repository(), clone / "models")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,6 @@ from loadtest.cli import IMPOSSIBLE, main
 from loadtest.generator.messages import Target
 from loadtest.generator.probe import Probe
 from loadtest.generator.routes import ROUTES
-from loadtest.mlperf import __main__ as mlperf
 from tests.support.open_loop import EVEN
 
 if TYPE_CHECKING:
@@ -104,23 +102,3 @@ def test_a_file_that_holds_no_such_texts_is_one_clear_line(
     assert f"--texts {file}: " in said
     assert sentence in said
     assert said.count("\n") == 1
-
-
-@pytest.mark.skipif(importlib.util.find_spec("mlperf_loadgen") is None, reason="mlcommons-loadgen is not installed")
-def test_loadgen_s_questions_are_judged_by_f1(
-    tasks_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Answers reach LoadGen as text; a model that answers as its reference passes."""
-    context = "the cat sat on the mat and the dog ran to the door"
-    asked = [{"question": word, "answers": [{"text": context}]} for word in ("cat", "dog", "mat")]
-    file = tmp_path / "squad.json"
-    file.write_text(json.dumps({"data": [{"paragraphs": [{"context": context, "qas": asked}]}]}))
-    url = f"http://{tasks_server.http}"
-    words = ["--target", url, "--reference", url, "--model", "answer", "--mode", "accuracy", "--data", str(file)]
-    assert (
-        mlperf.main([*words, "--scenario", "single-stream", "--seconds", "0.4", "--out", str(tmp_path)])
-        == mlperf.PASSED
-    )
-    said = capsys.readouterr().out
-    assert "accuracy: PASSED, f1 " in said
-    assert ", exact_match " in said

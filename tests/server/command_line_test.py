@@ -14,7 +14,7 @@ import bertserve
 from export.cli.inspect import main as inspect
 from export.engines.tensorrt import CAPABILITIES, GRAPH, NATIVE
 from loadtest.benchmarks.runner import main as benchmarks
-from loadtest.mlperf.__main__ import main as mlperf
+from loadtest.mlperf import main as mlperf
 from serving.host import command, installing
 
 ROOT = Path(__file__).parents[2]
@@ -31,8 +31,13 @@ def exit_code(words: list[str]) -> object:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["serv"], "bertserve: unknown verb 'serv' (did you mean serve?); `bertserve help` lists the verbs"),
-        (["xyzzy"], "bertserve: unknown verb 'xyzzy'; `bertserve help` lists the verbs"),
+        (["serv"], "bertserve: unknown verb serv (did you mean serve?); `bertserve help` lists the verbs"),
+        (["xyzzy"], "bertserve: unknown verb xyzzy; `bertserve help` lists the verbs"),
+        (["size"], "bertserve: size left: use `load --find-capacity` on the machine at hand, or `simulate"),
+        (
+            ["simulate", "--cost", "x", "--stages=2"],
+            "--stages left: models are not cut into parts; use a device with more memory",
+        ),
         (["serve", "--htp-port", "1"], "bertserve serve: unknown setting --htp-port (did you mean --http-port?)"),
         (["load", "--rat=4"], "unknown option --rat (did you mean --rate?); `bertserve load --help` lists the options"),
         (["inspect", "a", "b"], "unexpected argument 'b'; `bertserve inspect --help` lists the options"),

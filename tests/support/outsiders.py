@@ -110,11 +110,9 @@ OUTSIDERS = {
         beside="serving export",
     ),
     "LoadGen": _row(
-        tests=(
-            "tests/loadtest/mlperf/runs_test.py tests/loadtest/tasks_test.py::test_loadgen_s_questions_are_judged_by_f1"
-        ),
-        paths="loadtest/errors.py loadtest/generator loadtest/mlperf",
-        runs="loadtest.mlperf.run serving.cli",
+        tests=("tests/loadtest/mlperf_test.py"),
+        paths="loadtest/errors.py loadtest/generator loadtest/mlperf.py",
+        runs="loadtest.mlperf serving.cli",
         beside=f"loadtest {_SERVER}",
     ),
     "Locust": _row(
@@ -140,7 +138,7 @@ OUTSIDERS = {
         paths="pyproject.toml README.md LICENSE bertserve.py",
         runs=(
             "export.cli.export export.cli.verify export.cli.build export.cli.inspect loadtest.cli"
-            " loadtest.capacity.simulate_cli loadtest.capacity.size_cli serving.bulk.cli"
+            " loadtest.capacity.simulate_cli serving.bulk.cli"
             " serving.operations.doctor serving.cli"
         ),
         imports_of="export loadtest serving",

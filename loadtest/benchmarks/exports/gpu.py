@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from export.errors import ExportError
 from export.recipe import WAIVABLE
+from loadtest.benchmarks.exports import encoder_kernels
 from loadtest.benchmarks.exports.gpu_cells import (
     COMPARED,
     LENGTHS,
@@ -34,7 +35,6 @@ from loadtest.benchmarks.exports.gpu_cells import (
 from loadtest.benchmarks.runner import Benchmark, Option
 from loadtest.benchmarks.server_process import BertServer, get, program
 from loadtest.benchmarks.turns import measure_round
-from loadtest.capacity import encoder_kernels
 from loadtest.errors import BenchError
 from loadtest.generator.client import GRPC
 from serving.engine.gpu import cuda_driver, discovery

@@ -16,8 +16,7 @@ from export.engines import tensorrt
 from export.graph import optimize
 from export.precision import half
 from export.progress import quiet
-from loadtest.benchmarks.exports import random_checkpoints
-from loadtest.capacity import encoder_kernels
+from loadtest.benchmarks.exports import encoder_kernels, random_checkpoints
 from loadtest.report.sample import percentile
 from serving.engine.base import Batch
 from serving.engine.gpu.model import SIZES

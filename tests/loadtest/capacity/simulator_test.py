@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,11 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.capacity.simulator import Arrival, Device, Outcome, Overhead, RequestOutcome, Variation, play
-from loadtest.capacity.tables import BatchCosts
 from serving.scheduling.batcher import Policy
 from serving.scheduling.cost import CostPoint
-from serving.scheduling.fifo import FifoScheduler
-from serving.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,17 +130,6 @@ def test_a_fast_engine_answers_at_the_rate_of_the_front_or_of_the_core(
     assert max(found) == pytest.approx(3000 * us_of_each / 1e3, rel=0.08)
 
 
-def test_a_batch_in_a_pipeline_overtakes_none() -> None:
-    """A lone one takes what all stages do. Of a long and two short ones each is a stage behind the one before it."""
-    points = BatchCosts("computed", (*wide(4000), *wide(8000, tokens=64))).in_stages(2).points
-    pipeline = Device(points=points, narrow_lanes=2, stages=2)
-    policy = Policy(16, batch_invariant=[False], narrow=[True], apart=True)
-    schedule = [Arrival(at / 1e3, (tokens,), 100.0) for at, tokens in ((0, 16), (20, 64), (21, 16), (22, 16))]
-    played = play(pipeline, policy, schedule)
-    assert latencies_ms(played.outcomes) == pytest.approx([4, 8, 9, 10])
-    assert played.busy_s == pytest.approx((4 + 8 + 4 + 4) / 2 / 1e3)
-
-
 def test_batches_of_a_server_have_its_mean_and_its_spread() -> None:
     """Far apart, so that none waits for another, and what lasts has passed before the next one."""
     seen = Device(points=wide(4000), times=wide(8000), variations={"wide": Variation(0.2, 0.5)})
@@ -185,10 +170,8 @@ def test_more_tokens_than_the_queue_holds_are_refused() -> None:
     assert [outcome.fate for outcome in never] == [RequestOutcome.INVALID]
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "load"), [(Scheduler, 0.3), (Scheduler, 0.6), (Scheduler, 0.8), (FifoScheduler, 0.6)]
-)
-def test_poisson_arrivals_wait_as_the_formula_says(scheduler: type[Scheduler], load: float) -> None:
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+def test_poisson_arrivals_wait_as_the_formula_says(load: float) -> None:
     """M/D/1: the mean wait is load / (2 (1 - load)) services (Pollaczek and Khinchin)."""
     service_s, count = 0.002, 8_000
     dice, at = random.Random(7), 0.0
@@ -197,7 +180,7 @@ def test_poisson_arrivals_wait_as_the_formula_says(scheduler: type[Scheduler], l
         at += dice.expovariate(load / service_s)
         schedule.append(Arrival(at, (16,), 1000.0))
     policy = Policy(16, batch_invariant=[False], narrow=[False])
-    outcomes = simulate(device(wide(service_s * 1e6)), policy, schedule, scheduler=scheduler)
+    outcomes = simulate(device(wide(service_s * 1e6)), policy, schedule)
     waited = sum(outcome.latency_s for outcome in outcomes) / count - service_s
     assert waited == pytest.approx(service_s * load / (2 * (1 - load)), rel=0.08)
 
@@ -214,25 +197,8 @@ def test_the_spread_that_was_measured_varies_the_times() -> None:
     assert quartiles[1] - quartiles[0] == pytest.approx(0.2, rel=0.15)
 
 
-def test_first_come_first_served_keeps_the_order() -> None:
-    """The baseline runs a long text before the short one that came later, and puts them into one batch if they fit."""
-    points = [CostPoint("wide", tokens, batch, 100.0 * tokens * batch) for tokens in (16, 128) for batch in (1, 2)]
-    schedule = [Arrival(0.0, (16,), 100.0), Arrival(0.001, (128,), 100.0), Arrival(0.001, (16,), 100.0)]
-    narrow_budget = Policy(128, batch_invariant=[True], narrow=[False])
-    found = latencies_ms(simulate(device(points), narrow_budget, schedule, scheduler=FifoScheduler))
-    assert found == pytest.approx([1.6, 13.4, 15.0])
-    found = latencies_ms(simulate(device(points), BATCHED, schedule, scheduler=FifoScheduler))
-    assert found == pytest.approx([1.6, 26.2, 26.2])
-
-
-def test_first_come_first_served_refuses_nobody_and_drops_the_late() -> None:
-    """It lets everybody in, and sees that a deadline has passed when that turn comes."""
-    found = simulate(device(wide(4000)), ONE_BY_ONE, arrivals(0, 0, 0, timeout_s=0.007), scheduler=FifoScheduler)
-    assert Counter(outcome.fate for outcome in found) == {RequestOutcome.ANSWERED: 1, RequestOutcome.LATE: 2}
-
-
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[Device, Policy, list[Arrival], type[Scheduler]]:
+def worlds(draw: st.DrawFn) -> tuple[Device, Policy, list[Arrival]]:
     """A device, a policy and up to 60 requests that come close together."""
     narrow_lanes = draw(st.sampled_from([0, 2, 3]))
     kinds = ["wide", *(["narrow"] if narrow_lanes else [])]
@@ -264,18 +230,17 @@ def worlds(draw: st.DrawFn) -> tuple[Device, Policy, list[Arrival], type[Schedul
     timeouts, classes = st.sampled_from([0.002, 0.02, 2.0]), st.sampled_from([0, 4])
     rows = draw(st.lists(st.tuples(st.integers(0, 100), lengths, timeouts, classes), max_size=60))
     schedule = [Arrival(at / 1e3, texts, timeout, priority) for at, texts, timeout, priority in sorted(rows)]
-    scheduler = draw(st.sampled_from([Scheduler, FifoScheduler]))
-    return Device(points=points, narrow_lanes=narrow_lanes, overhead=overhead), policy, schedule, scheduler
+    return Device(points=points, narrow_lanes=narrow_lanes, overhead=overhead), policy, schedule
 
 
 @given(worlds())
 @settings(deadline=None, max_examples=150)
 def test_every_request_ends_once_and_in_its_own_time(
-    world: tuple[Device, Policy, list[Arrival], type[Scheduler]],
+    world: tuple[Device, Policy, list[Arrival]],
 ) -> None:
     """As many outcomes as requests; none before its arrival, none answered in less than an idle engine takes."""
-    device, policy, schedule, scheduler = world
-    found = simulate(device, policy, schedule, max_queue_tokens=2000, scheduler=scheduler)
+    device, policy, schedule = world
+    found = simulate(device, policy, schedule, max_queue_tokens=2000)
     assert len(found) == len(schedule)
     overhead = device.overhead
     for arrival, outcome in zip(schedule, found, strict=True):
@@ -285,4 +250,4 @@ def test_every_request_ends_once_and_in_its_own_time(
             assert outcome.latency_s >= fixed_s
         else:
             assert 0 <= outcome.latency_s <= arrival.timeout_s + sum(a.timeout_s for a in schedule) + 60
-    assert found == simulate(device, policy, schedule, max_queue_tokens=2000, scheduler=scheduler)
+    assert found == simulate(device, policy, schedule, max_queue_tokens=2000)

@@ -1,1 +1,0 @@
-"""MLPerf LoadGen against the server: four scenarios and two modes."""
