@@ -82,7 +82,7 @@ build/perf-analyzer/.installed: build/triton/.installed
 
 perf-analyzer: build/perf-analyzer/.installed ## Install Triton's load generator, for the tests of v2.
 
-triton: build/triton/.installed ## Install tritonserver, for the tests of `export --triton`.
+triton: build/triton/.installed ## Install tritonserver, for the tests of v2.
 
 # $(1) of Debian into build/$(1): the packages $(2), unpacked without root, with the libraries that a bare Debian with
 # Python lacks; links into /etc lead to the packages' own files. Where apt-get's lists are absent or old, it loads lists

@@ -92,7 +92,6 @@ class Recipe:
         tensorrt: Targets of TensorRT engines.
         tensorrt_precisions: fp16, int8.
         cache_dir: The cache of the node for native engines; None for none.
-        triton: A Triton model repository to write as well; None for none.
         max_length: Maximum tokens of an input; None takes it from the checkpoint.
         task: The task; None takes it from the checkpoint.
         case: Whether words keep their case; None takes it from the checkpoint.
@@ -117,7 +116,6 @@ class Recipe:
     tensorrt: tuple[str, ...] = ()
     tensorrt_precisions: tuple[Precision, ...] = ("fp16",)
     cache_dir: Path | None = None
-    triton: Path | None = None
     max_length: int | None = None
     task: Asked | None = None
     case: Case | None = None

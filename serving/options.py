@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 LEFT: dict[str, str] = {
     "size": "use `load --find-capacity` on the machine at hand, or `simulate --find-capacity --rate R`",
     "stages": "models are not cut into parts; use a device with more memory",
+    "triton": "the bundle's `model.*.onnx` is what Triton's ONNX Runtime backend loads",
     "transfer-us": "models are not cut into parts; use a device with more memory",
 }
 """What to do instead of a verb or setting that left, by its name on the command line. CHANGELOG.md has the same."""

@@ -20,7 +20,6 @@ from export.errors import ExportError, LeftOutError
 from export.pages.tables import show
 from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, LIMITED, SECOND, SPLIT_FORMS, WAIVABLE, Recipe
 from export.report import terminal
-from export.triton import repository
 from serving.engine.kinds import ENGINES
 from serving.engine.specs import SplitBy
 from serving.errors import BundleError
@@ -114,8 +113,6 @@ def _make(recipe: Recipe, located: Located, progress: Progress) -> int:
         # Slow to import; errors of the command line and of the checkpoint's files are reported first.
         from export import build  # noqa: PLC0415
     built = build.build(recipe, checkpoint, writer, progress)
-    if recipe.triton is not None:
-        repository.write(built.bundle, recipe.triton, progress.notice)
     _tell(built.bundle, f"in {progress.elapsed_s:.0f} s")
     if not recipe.if_changed:
         print(f"\nServe it:  {terminal.serve_command(recipe.out, built.bundle.artifacts)}")
@@ -160,15 +157,15 @@ def recipe_of(options: argparse.Namespace, arguments: argparse.ArgumentParser) -
         )
     if options.tensorrt_precisions and not options.tensorrt:
         arguments.error("--tensorrt-precision needs --tensorrt")
-    if options.if_changed and (options.triton is not None or NATIVE in options.tensorrt):
-        arguments.error("--if-changed checks only the bundle, so it cannot be used with --triton or --tensorrt native")
+    if options.if_changed and NATIVE in options.tensorrt:
+        arguments.error("--if-changed checks only the bundle, so it cannot be used with --tensorrt native")
     if options.calibration_column is not None and options.calibration is None:
         arguments.error("--calibration-column needs --calibration")
     chosen = options.forms or default_forms(options.split)
-    if options.split > 1 and (options.triton or GRAPH in options.tensorrt or not SPLIT_FORMS.issuperset(chosen)):
+    if options.split > 1 and (GRAPH in options.tensorrt or not SPLIT_FORMS.issuperset(chosen)):
         arguments.error(
             f"--split supports {', '.join(sorted(SPLIT_FORMS))} for ONNX Runtime, and engines that are built now; it "
-            "cannot be used with --triton, --tensorrt graph or other precisions"
+            "cannot be used with --tensorrt graph or other precisions"
         )
     if (
         options.split > 1
@@ -274,7 +271,6 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="Cache directory of this node, for the engine of `--tensorrt native`.",
     )
-    add("--triton", type=Path, metavar="DIR", help="Triton model repository to write as well.")
     add(
         "--max-length",
         type=positive,

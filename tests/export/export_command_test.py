@@ -308,7 +308,7 @@ WRONG_WORDS = {
     "demo --out x --tensorrt native": "--cache-dir",
     "demo --out x --tensorrt-precision int8": "--tensorrt-precision needs --tensorrt",
     "demo --out x --tensorrt t4 --tensorrt-precision fp32": "invalid choice: 'fp32' (choose from",
-    "demo --out x --if-changed --triton y": "--triton",
+    "demo --out x --triton y": "--triton left: the bundle's `model.*.onnx` is what Triton's ONNX Runtime backend loads",
     # Forms that nothing runs in parts, GPUs by tensors, and numbers of parts that no model has.
     "folder --out x --split 2 --precision int8-openvino": "--split",
     "folder --out x --split 2 --tensorrt graph": "--split",

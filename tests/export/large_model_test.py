@@ -40,9 +40,9 @@ WORDS = [*(word for form in ("fp32", "int8", "int8-openvino", "fp16") for word i
 
 @pytest.fixture(scope="module")
 def models(small_export: Export, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with a small model in every form; beside it `triton`, the same for Triton."""
+    """A repository with a small model in every form."""
     folder: Path = tmp_path_factory.mktemp("large")
-    words = ["--out", str(folder / "models"), "--tensorrt", "graph", "--triton", str(folder / "triton"), *WORDS]
+    words = ["--out", str(folder / "models"), "--tensorrt", "graph", *WORDS]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(editor, "LARGEST_FILE", 0)
         assert export([str(small_export.checkpoint), *words]) == 0
@@ -126,14 +126,6 @@ def test_it_is_served(models: Path, expected: NDArray[np.float32], options: tupl
     """Vectors are those of Transformers; OpenVINO finds the weights by the graph's path."""
     with Server(models, *options) as server:
         assert np.linalg.norm(served(server, IDS) - expected, axis=1).max() < off
-
-
-def test_triton_finds_the_weights(bundle: Bundle, models: Path) -> None:
-    """Their file keeps the name by which the graph looks for it, and the graph has Triton's."""
-    for name, folder in ((NAMES[0], "small-fp32-onnx"), (NAMES[1], "small-int8-onnx")):
-        version = models.with_name("triton") / folder / "1"
-        assert sorted(file.name for file in version.iterdir()) == [f"{name}.data", "model.onnx"]
-        np.testing.assert_array_equal(pooled(version / "model.onnx"), pooled(bundle.path / name))
 
 
 def test_the_same_is_not_exported_twice(models: Path, small_export: Export, capsys: pytest.CaptureFixture[str]) -> None:

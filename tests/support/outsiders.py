@@ -161,13 +161,9 @@ OUTSIDERS = {
     "Triton": _row(
         tests=(
             "tests/contract/perf_analyzer_test.py"
-            " tests/export/triton_repository_test.py::test_triton_answers_what_our_server_answers"
-            " tests/export/triton_repository_test.py::test_concurrent_texts_keep_their_vectors"
-            " tests/export/triton_repository_test.py::test_one_bad_request_is_refused_by_itself"
-            " tests/export/triton_repository_test.py::test_a_wrong_choice_keeps_the_text_model_from_being_ready"
         ),
         # The repository that Triton reads, with the code that it runs, and our v2 protocol.
-        paths="export/triton loadtest/benchmarks/peers/triton.py loadtest/perf_analyzer serving/oip",
+        paths="loadtest/benchmarks/peers/triton.py loadtest/perf_analyzer serving/oip",
         beside=f"loadtest {_SERVER}",
     ),
     "HTTP/2 and gRPC": _row(

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from loadtest.benchmarks.exports.__main__ import BENCHMARKS
+from loadtest.benchmarks.exports.encoder_kernels import BASE, LARGE, LAUNCH_US, Encoder, Kernel, floor_us, kernels
 from loadtest.benchmarks.exports.gpu import bottleneck
 from loadtest.benchmarks.runner import main
 from loadtest.benchmarks.store import Store
-from loadtest.capacity.encoder_kernels import BASE, LARGE, LAUNCH_US, Encoder, Kernel, floor_us, kernels
 from serving.engine.gpu import discovery
 from serving.engine.gpu.discovery import Machine
 

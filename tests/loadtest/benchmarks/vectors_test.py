@@ -40,7 +40,7 @@ def test_the_server_is_compared_with_the_faster_way_of_the_peer(tmp_path: Path) 
     """Each precision with the same, and INT8 with both, at each load."""
     rounds = ({OURS: (60.0, 120.0), ONE: (20.0, 30.0), MANY: (30.0, 60.0)},) * 2
     mixed = ({OURS: (50.0, 100.0), ONE: (25.0, 80.0), MANY: (20.0, 8.0)},) * 2
-    store = Store(tmp_path / "vectors.json", {"machine": {"CPU": "a processor"}, "onnxruntime": "1.31.1"})
+    store = Store(tmp_path / "vectors.json", {"machine": {"CPU": "a processor"}, "onnxruntime": "1.31.1", "threads": 2})
     measured = dict(zip(LOADS, ([*map(round_of, each)] for each in (rounds, mixed)), strict=True))
     store.keep("serving", {"versions": dict.fromkeys(PACKAGES, "1.0"), "cosines": {}, "rounds": measured})
     text = page(tmp_path)

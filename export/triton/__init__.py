@@ -1,1 +1,0 @@
-"""A bundle as a Triton model repository."""
