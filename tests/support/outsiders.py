@@ -159,9 +159,7 @@ OUTSIDERS = {
         beside=_SERVER,
     ),
     "Triton": _row(
-        tests=(
-            "tests/contract/perf_analyzer_test.py"
-        ),
+        tests=("tests/contract/perf_analyzer_test.py"),
         # The repository that Triton reads, with the code that it runs, and our v2 protocol.
         paths="loadtest/benchmarks/peers/triton.py loadtest/perf_analyzer serving/oip",
         beside=f"loadtest {_SERVER}",
