@@ -168,10 +168,15 @@ class TlsWire:
         except ssl.SSLCertVerificationError as error:
             raise BenchError(f"the server's certificate is not trusted: {error.verify_message}") from error
         except ssl.SSLError as error:
+            if "no application protocol" in str(error):  # the alert, for which Python has no name
+                raise self._no_protocol() from error
             raise BenchError(f"TLS with the server failed: {_reason(error)}") from error
         if self._alpn == "h2" and self._tls.selected_alpn_protocol() != self._alpn:
-            raise BenchError("the server does not negotiate h2 (ALPN), which gRPC needs")
+            raise self._no_protocol()
         self.is_open = True
         held, self._held = self._held, b""
         if held:
             self._tls.write(held)
+
+    def _no_protocol(self) -> BenchError:
+        return BenchError(f"the server does not negotiate {self._alpn} (ALPN); use its port of that protocol")

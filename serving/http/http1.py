@@ -313,8 +313,8 @@ class RequestParser:
         elif self._path not in self._port.app.probes:
             raise self._violated(
                 WrongHost(
-                    "the header Host is not allowed: use localhost or a loopback address, or start the server with the"
-                    " name in --allowed-hosts"
+                    "the host is not allowed: use localhost or a loopback address, or start the server with its name in"
+                    " --allowed-hosts"
                 )
             )
 
@@ -387,6 +387,14 @@ class RequestParser:
             raise self._violated(MalformedRequest("the request target is not a path")) from None
         self._path = unquote_to_bytes(target.path or b"/").decode("utf-8", "replace")
         self._query = target.query or b""
+        if target.host is not None:
+            self._replace_host(target)
+
+    def _replace_host(self, target: Any) -> None:  # noqa: ANN401  httptools' URL
+        """Puts the host of a target in absolute form in the place of a valid Host (RFC 9112, 3.2.2)."""
+        if _HOST.fullmatch(self._headers.get(b"host", b"" if self._old else b"/")):
+            host = b"[%b]" % target.host if b":" in target.host else target.host
+            self._headers[b"host"] = host if target.port is None else b"%b:%d" % (host, target.port)
 
     def _headers_too_large(self) -> HeadersTooLarge:
         return HeadersTooLarge(

@@ -331,7 +331,7 @@ def _errors(route: ApiRoute, docs: Docs, context: AppContext, *, keyed: bool) ->
         if docs.form is None
         else f"The file exceeds {settings.batch_file_mb << 20:,} bytes.",
         415: "The `Content-Type` or `Content-Encoding` of the body is not supported.",
-        421: "The header `Host` is not allowed.",
+        421: "The host is not allowed.",
         431: f"The headers exceed {settings.header_limit_bytes:,} bytes, or there are too many.",
         500: "Internal error, or the engine failed on this input. Search the log for the request ID.",
         503: "The server is starting, draining or restarting its engine, or its buffers are full. Try again later.",

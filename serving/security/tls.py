@@ -10,6 +10,7 @@ from __future__ import annotations
 import ssl
 from _ssl import _test_decode_cert  # type: ignore[attr-defined]  # missing in typeshed
 from dataclasses import dataclass
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from serving.errors import CredentialsError
@@ -21,6 +22,15 @@ if TYPE_CHECKING:
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Cipher suites for TLS 1.2; all of TLS 1.3's are acceptable."""
 
+_HANDSHAKE = b"\x16"
+"""The type of a record of the handshake (RFC 8446, 5.1)."""
+
+_ALPN = b"\x00\x10"
+"""The number of the extension (RFC 7301, 3.1)."""
+
+_NO_APPLICATION_PROTOCOL = 120
+"""The alert of RFC 7301, 3.2, for a client that offers none of our protocols."""
+
 MIN_GOODBYE_S = 5.0
 """Minimum seconds for which input of a rejected client is discarded, so that the client can read the rejection."""
 
@@ -30,9 +40,39 @@ class HalfOpen(ssl.SSLObject):
 
     asyncio and uvloop end a connection at once on close_notify. With `on_end` set they do not see it; `on_end` is
     called instead, before earlier data has been passed on.
+
+    A client that offers other protocols alone is told so (RFC 7301, 3.2). Python's `ssl` goes on with it, and does not
+    show what a client offers: it is read from the ClientHello.
     """
 
     on_end: Callable[[], object] | None = None
+    incoming: ssl.MemoryBIO
+    hello: bytearray | None
+    """What has arrived of the ClientHello; None once it was checked."""
+    is_refused = False
+
+    def do_handshake(self) -> None:
+        """Lets the event loop send the alert to a refused client, which closes then: it sends none with an error."""
+        if self.hello is not None:
+            data = self.incoming.read()
+            self.hello += data
+            self.incoming.write(data)
+        try:
+            super().do_handshake()
+        except ssl.SSLWantReadError:
+            raise
+        except ssl.SSLError:
+            if not self.is_refused:
+                raise
+            self.is_refused = False  # whoever goes on is cut off
+            raise ssl.SSLWantReadError from None
+
+    def check_hello(self, protocol: bytes) -> int | None:
+        """Called with the whole ClientHello. Returns an alert, if any."""
+        hello, self.hello = self.hello, None
+        offered = [] if hello is None else _offered_protocols(hello)
+        self.is_refused = bool(offered) and protocol not in offered
+        return _NO_APPLICATION_PROTOCOL if self.is_refused else None
 
     def read(self, len: int = 1024, buffer: Any = None) -> Any:  # noqa: A002, ANN401  the standard library's
         data = super().read(len, buffer)
@@ -40,6 +80,15 @@ class HalfOpen(ssl.SSLObject):
             self.on_end()
             raise ssl.SSLWantReadError
         return data
+
+
+class _Context(ssl.SSLContext):
+    """A context whose connections see what arrives in the handshake."""
+
+    def wrap_bio(self, incoming: ssl.MemoryBIO, *others: Any, **named: Any) -> ssl.SSLObject:  # noqa: ANN401  the standard library's
+        made = super().wrap_bio(incoming, *others, **named)
+        made.incoming, made.hello = incoming, bytearray()
+        return made
 
 
 @dataclass(slots=True, frozen=True)
@@ -73,6 +122,8 @@ class Tls:
         context = _context()
         context.sslobject_class = HalfOpen
         context.set_alpn_protocols([protocol])
+        # Called for clients that name no server, too.
+        context.sni_callback = lambda connection, *_: connection.check_hello(protocol.encode())
         load_pair(context, self.certificate, self.key)
         if self.client_ca is not None:
             load_authorities(context, self.client_ca)
@@ -111,8 +162,31 @@ def load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
         raise CredentialsError(f"{key}: contains no usable PEM key ({error.reason or 'unknown'})") from error
 
 
+def _offered_protocols(received: bytes) -> list[bytes]:
+    """The protocols that a valid ClientHello offers by ALPN (RFC 8446, 4.1.2)."""
+    records, message = BytesIO(received), b""
+    while records.read(3)[:1] == _HANDSHAKE:
+        message += _vector(records, 2)
+    hello = BytesIO(message)
+    hello.seek(38)  # type, length, version, random
+    for size in (1, 2, 1):  # session, cipher suites, compression
+        _vector(hello, size)
+    extensions = BytesIO(_vector(hello, 2))
+    while number := extensions.read(2):
+        data = _vector(extensions, 2)
+        if number == _ALPN:
+            names = BytesIO(data[2:])
+            return list(iter(lambda: _vector(names, 1), b""))
+    return []
+
+
+def _vector(source: BytesIO, size: int) -> bytes:
+    """Bytes behind their length, which takes `size` bytes."""
+    return source.read(int.from_bytes(source.read(size)))
+
+
 def _context() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = _Context(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_CIPHERS)
     context.options |= ssl.OP_NO_RENEGOTIATION

@@ -146,6 +146,10 @@ ASKED = {
         ("server", f"GET {path}", "10.244.0.9:8000"): 200
         for path in ("/livez", "/readyz", "/health", "/ping", "/v2/health/live", "/v2/health/ready")
     },
+    # A target in absolute form has a host of its own, and Host is only to be valid (RFC 9112, 3.2.2).
+    **{("server", f"GET http://{host}/status", "evil.example"): 200 for host in ("localhost:1", "[::1]", "[fd00::7]:80")},
+    **{("server", f"GET http://{host}/status", "localhost"): 421 for host in ("evil.example", "[fd00::8]:80")},
+    **{("server", "GET http://localhost/status", host): 400 for host in ("a b", "localhost, localhost")},
 }
 
 
@@ -167,6 +171,13 @@ def test_what_no_page_can_send_is_not_checked(server: Server) -> None:
             response_deserializer=pb.ServerLiveResponse.FromString,
         )
         assert live(pb.ServerLiveRequest(), timeout=10).live
+
+
+def test_a_host_in_the_target_alone(server: Server) -> None:
+    """HTTP/1.1 needs the header Host as well; HTTP/1.0 does not, and the target's host is checked."""
+    assert status(server.http, "GET http://localhost/status") == 400
+    hosts = ("localhost", "evil.example")
+    assert [status(server.http, f"GET http://{host}/status", version="1.0") for host in hosts] == [200, 421]
 
 
 def test_a_connection_remembers_only_names_that_were_allowed(server: Server) -> None:

@@ -154,10 +154,46 @@ def test_what_is_spoken_is_agreed_on(server: Server, certificates: Certificates,
         assert connection.selected_alpn_protocol() == protocol
 
 
-@pytest.mark.parametrize("offered", [(), ("http/1.1",)])
-def test_grpc_without_h2_is_closed(server: Server, certificates: Certificates, offered: tuple[str, ...]) -> None:
+LONG = tuple(f"{number:0>200}" for number in range(200))
+"""Names for which a ClientHello takes several records, and arrives in pieces."""
+
+
+@pytest.mark.parametrize("port", ["http", "grpc"])
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("more", [(), LONG], ids=["short", "long"])
+def test_what_nobody_speaks_is_told(
+    server: Server, certificates: Certificates, port: str, version: ssl.TLSVersion, more: tuple[str, ...]
+) -> None:
+    """A client whose ALPN names another protocol alone gets the alert of RFC 7301, 3.2, and the log stays as it is."""
+    ours, other = {"http": ("http/1.1", "h2"), "grpc": ("h2", "http/1.1")}[port]
+    log = server.log
+    for offered, told in (((other,), True), (("foo",), True), ((other, ours), False)):
+        context = certificates.context(*more, *offered)
+        context.minimum_version = context.maximum_version = version
+        if told:
+            with pytest.raises(ssl.SSLError, match="alert no application protocol"):
+                handshake(getattr(server, port), context)
+        else:
+            assert not refuses(getattr(server, port), context)
+    assert server.log == log
+
+
+def test_who_goes_on_after_the_alert_is_cut_off(server: Server, certificates: Certificates) -> None:
+    """Once it was told, nothing is read from a client any more, long before its time for a handshake is over."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = certificates.context("foo").wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    with RawConnection(str(server.http)) as connection:
+        connection.send(outgoing.read())
+        assert connection.socket.recv(100) == b"\x15\x03\x03\x00\x02\x02\x78"  # fatal, no_application_protocol
+        connection.send(b"\x16\x03\x03\x00\x01\x00")
+        assert connection.read_to_end() == b""
+
+
+def test_grpc_without_alpn_is_closed(server: Server, certificates: Certificates) -> None:
     """HTTP/2 over TLS is agreed on or not spoken."""
-    with handshake(server.grpc, certificates.context(*offered)) as connection:
+    with handshake(server.grpc, certificates.context()) as connection:
         connection.sendall(PREFACE + settings())
         assert connection.recv(1) == b""
 
