@@ -20,6 +20,7 @@ from serving.engine.kinds import AUTO, ENGINES, SETTINGS
 from serving.errors import Limit, StartupError
 from serving.options import unknown
 from serving.security.keys import read_keys
+from serving.security.origins import Origins, check_origins
 from serving.security.tls import check_certificate, check_pair
 from serving.tasks import TASKS
 
@@ -56,7 +57,6 @@ _COMMON = (
 
 _METAVARS = {bool: "true|false", int: "N", float: "NUMBER", Path: "PATH"}
 
-_ORIGIN = r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
 _HOST = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
 _DEFAULT = "[a-z_]+=[^=,]+"
 
@@ -380,12 +380,10 @@ class Security(_Group):
     """PEM file of the certificate's private key, unencrypted."""
     tls_client_ca_file: Annotated[Path | None, _read_by(check_certificate)] = None
     """PEM file of certificate authorities for mutual TLS. Clients must present a certificate of one of them."""
-    cors_origins: Annotated[
-        str,
-        _like(rf"\*|{_ORIGIN}(,{_ORIGIN})*", "must be `*` or look like https://app.example,http://localhost:3000"),
-    ] = ""
-    """Origins that may call the HTTP port from a browser (CORS), such as `https://app.example,http://localhost:3000`.
-    `*`: all. Empty: none."""
+    cors_origins: Annotated[str, AfterValidator(check_origins)] = ""
+    """Origins that may call the HTTP port from a browser (CORS), such as `https://app.example,app://obsidian.md`.
+    Wildcards: `https://*.app.example` (one label), `http://localhost:*` (any port), `vscode-webview://*` (not for http
+    and https). `null`: local files and sandboxed frames of any site. `*`: all. Empty: none."""
     allowed_hosts: Annotated[
         str,
         _like(
@@ -417,9 +415,9 @@ class Security(_Group):
         return value
 
     @property
-    def allowed_origins(self) -> frozenset[str]:
-        """The origins of `cors_origins`; `*` stands for all."""
-        return frozenset(self.cors_origins.split(",") if self.cors_origins else ())
+    def allowed_origins(self) -> Origins:
+        """The origins of `cors_origins`."""
+        return Origins(self.cors_origins)
 
     @property
     def host_names(self) -> frozenset[str]:

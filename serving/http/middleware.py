@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from serving.http.app_context import refuse
 from serving.http.asgi import head_of, headers_of, response_of
 from serving.http.exchange import HttpReply
-from serving.http.replies import ANY
 from serving.security.keys import refusal
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def known_hosts(settings: Settings, address: str, keys: ApiKeys | None) -> froze
     console does (DNS rebinding). Only the Host header tells them apart.
     """
     names = settings.host_names
-    if ANY in names or not (names or (keys is None and is_loopback(address))):
+    if "*" in names or not (names or (keys is None and is_loopback(address))):
         return None
     return names
 

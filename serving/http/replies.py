@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING
 from serving.http.exchange import NOT_MODIFIED, ignored_head
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from serving.http.app_context import AppContext
     from serving.http.exchange import HttpReply, HttpRequest
+    from serving.security.origins import Origins
 
 NO_CONTENT = 204
 _BODILESS = {NO_CONTENT, NOT_MODIFIED}
 
-ANY = "*"
-"""Stands for every name in settings that list names."""
 _EXPOSED = (
     b"server-timing, retry-after, retry-after-ms, x-request-id, x-compute-tokens, x-truncated-tokens, "
     b"x-compute-type, x-compute-time, x-compute-characters, x-total-time, x-tokenization-time, x-queue-time, "
@@ -33,7 +30,7 @@ def sends_body(request: HttpRequest, reply: HttpReply) -> bool:
 
 
 def head_lines(
-    context: AppContext, origins: Collection[str], request: HttpRequest, reply: HttpReply, length: int | None
+    context: AppContext, origins: Origins, request: HttpRequest, reply: HttpReply, length: int | None
 ) -> bytes:
     """The header lines, except those of the connection; without Content-Length if `length` is None."""
     identity = request.request_id.encode()
@@ -51,15 +48,15 @@ def head_lines(
     return lines
 
 
-def _cors_lines(origins: Collection[str], origin: bytes | None) -> bytes:
+def _cors_lines(origins: Origins, origin: bytes | None) -> bytes:
     """The CORS headers for an origin, if any origin is allowed.
 
     Credentials are never allowed: a browser's credentials for this server, such as a client certificate, must not be
     available to pages.
     """
-    if ANY in origins:
+    if origins.any:
         origin = b"*"
-    elif origin is None or origin.decode("latin-1") not in origins:
+    elif origin is None or not origins.allow(origin):
         return b"vary: origin\r\n"
     return b"vary: origin\r\naccess-control-allow-origin: %b\r\naccess-control-expose-headers: %b\r\n" % (
         *(origin, _EXPOSED),

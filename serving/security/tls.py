@@ -10,6 +10,7 @@ from __future__ import annotations
 import ssl
 from _ssl import _test_decode_cert  # type: ignore[attr-defined]  # missing in typeshed
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -85,8 +86,8 @@ class HalfOpen(ssl.SSLObject):
 class _Context(ssl.SSLContext):
     """A context whose connections see what arrives in the handshake."""
 
-    def wrap_bio(self, incoming: ssl.MemoryBIO, *others: Any, **named: Any) -> ssl.SSLObject:  # noqa: ANN401  the standard library's
-        made = super().wrap_bio(incoming, *others, **named)
+    def wrap_bio(self, incoming: ssl.MemoryBIO, *others: Any, **named: Any) -> Any:  # noqa: ANN401  the standard library's
+        made: Any = super().wrap_bio(incoming, *others, **named)
         made.incoming, made.hello = incoming, bytearray()
         return made
 
@@ -162,7 +163,7 @@ def load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
         raise CredentialsError(f"{key}: contains no usable PEM key ({error.reason or 'unknown'})") from error
 
 
-def _offered_protocols(received: bytes) -> list[bytes]:
+def _offered_protocols(received: bytes | bytearray) -> list[bytes]:
     """The protocols that a valid ClientHello offers by ALPN (RFC 8446, 4.1.2)."""
     records, message = BytesIO(received), b""
     while records.read(3)[:1] == _HANDSHAKE:
@@ -175,8 +176,7 @@ def _offered_protocols(received: bytes) -> list[bytes]:
     while number := extensions.read(2):
         data = _vector(extensions, 2)
         if number == _ALPN:
-            names = BytesIO(data[2:])
-            return list(iter(lambda: _vector(names, 1), b""))
+            return list(iter(partial(_vector, BytesIO(data[2:]), 1), b""))
     return []
 
 

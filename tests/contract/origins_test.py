@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import grpc
@@ -19,8 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from tests.support.browser import Page
+
 
 OURS, LOCAL, OTHER = "https://app.example", "http://localhost:3000", "https://other.example"
+CHROME = "chrome-extension://gmpljdlgcdkljlppaekciacdmdlhfeon"
+WEBVIEW = "vscode-webview://0agb1ll8ov2aijncgpjhbmkb2jmm8ri6b2kvjjj9jupc6jq3rkrd"
+APPS = f"null,app://obsidian.md,capacitor://localhost,tauri://localhost,file://,{CHROME},vscode-webview://*"
+PLACES = "https://*.app.example,http://localhost:*,https://*.ports.example:*,http://[::1]:*"
 SMALL = b'{"inputs": "small"}'
 
 
@@ -76,6 +83,52 @@ def test_answers_and_errors_can_be_read(cors_server: Server, origin: str) -> Non
         exposed = reply.headers["access-control-expose-headers"].split(", ")
         assert {"server-timing", "retry-after", "retry-after-ms", "x-request-id"} <= set(exposed)
     assert "server-timing" in replies[200].headers
+
+
+ALLOWED = (
+    # What these apps send, letter by letter, and pages without an origin: local files, sandboxed frames.
+    *(*APPS.split(",")[:-1], WEBVIEW),
+    # A wildcard is one whole label, or any port.
+    *("https://a.app.example", "https://xn--mnchen-3ya.app.example", "https://a.ports.example:8443"),
+    *("http://localhost", "http://localhost:5173", "http://[::1]:5173", "https://a.ports.example"),
+)
+OTHERS = (
+    *("app://other.md", "app://obsidian.md.evil", "http://obsidian.md", "app://*", "Null", "file:", ""),
+    *(f"{CHROME}a", f"{WEBVIEW}/a", "vscode-webview", "xvscode-webview://a", "null null", "http://localhost:1,null"),
+    *("https://app.example", "https://a.b.app.example", "https://.app.example", "http://a.app.example"),
+    *("https://a.app.example:444", "https://a.app.example.evil", "https://evil-app.example", "https://a.appxexample"),
+    *("https://evil/.app.example", "https://ports.example:8443", "https://localhost:5173"),
+    *("http://localhost:", "http://localhost:x", "http://localhost5"),
+)
+
+
+@pytest.fixture(scope="module")
+def apps_server(models: Path) -> Iterator[Server]:
+    """A server that pages of apps may call, and those of origins with wildcards."""
+    with Server(models, *FAKE, "--cors-origins", f"{APPS},{PLACES}") as running:
+        yield running
+
+
+@pytest.mark.parametrize("origin", [*ALLOWED, *OTHERS])
+def test_origins_of_apps_and_wildcards(apps_server: Server, origin: str) -> None:
+    """Any serialized origin of RFC 6454 can be listed; a preflight and a reply name it, and no other."""
+    replies = preflight(apps_server, origin), post_json(apps_server.http, "/embed", SMALL, {"Origin": origin})
+    assert {allowed(reply) for reply in replies} == {origin if origin in ALLOWED else None}
+
+
+@pytest.mark.parametrize(("kind", "found"), [("apps_server", 384), ("fake_server", "TypeError")])
+def test_a_local_file_in_a_browser(
+    request: pytest.FixtureRequest, page: Page, tmp_path: Path, kind: str, found: object
+) -> None:
+    """Its page has no origin, and reads a reply where `null` is allowed."""
+    file = tmp_path / "page.html"
+    file.write_text("<!doctype html><title>a page</title>")
+    page.open(file.as_uri())
+    asked = {"method": "POST", "headers": {"Content-Type": "application/json"}, "body": SMALL.decode()}
+    ask = f"fetch('http://{request.getfixturevalue(kind).http}/embed', {json.dumps(asked)})"
+    read = ".then((reply) => reply.json()).then((vectors) => vectors[0].length, (error) => error.name)"
+    assert page.run(ask + read) == found
+    page.problems[:] = [problem for problem in page.problems if "blocked by CORS policy" not in problem]
 
 
 @pytest.mark.parametrize("more", ["Content-Length: 9", "Transfer-Encoding: chunked"])
@@ -147,7 +200,10 @@ ASKED = {
         for path in ("/livez", "/readyz", "/health", "/ping", "/v2/health/live", "/v2/health/ready")
     },
     # A target in absolute form has a host of its own, and Host is only to be valid (RFC 9112, 3.2.2).
-    **{("server", f"GET http://{host}/status", "evil.example"): 200 for host in ("localhost:1", "[::1]", "[fd00::7]:80")},
+    **{
+        ("server", f"GET http://{host}/status", "evil.example"): 200
+        for host in ("localhost:1", "[::1]", "[fd00::7]:80")
+    },
     **{("server", f"GET http://{host}/status", "localhost"): 421 for host in ("evil.example", "[fd00::8]:80")},
     **{("server", "GET http://localhost/status", host): 400 for host in ("a b", "localhost, localhost")},
 }

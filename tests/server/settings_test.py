@@ -159,7 +159,18 @@ REFUSED: dict[str, tuple[str, str, list[str]]] = {
         "TLS_KEY_FILE=/dev/null",
         ["--tls-cert-file: /dev/null: contains no PEM cert", "--tls-client-ca-file: /no/such/file: No such file"],
     ),
-    "bad origin": ("--cors-origins https://app.example/,*", "", ["--cors-origins: must be `*` or"]),
+    **{
+        f"bad origin {origin}": (
+            f"--cors-origins null,{origin}",
+            "",
+            [f"--cors-origins: `{origin}` is not an origin: must"],
+        )
+        for origin in (
+            *("https://app.example/", "*", "app.example", "HTTPS://app.example", "https://", "https://app.example:x"),
+            *("https://*", "http://*:80", "https://a.*.example", "https://*.*.example", "https*://a", "app://*.md"),
+            *("app://a/b", "data:", "Null", "//a", ""),
+        )
+    },
     "bad host": ("--allowed-hosts a.example:80,*", "", ["--allowed-hosts: must be `*` or names without ports"]),
     "ids of no known file": ("--accept-token-ids cl100k_base", "", ["--accept-token-ids cl100k_base: set TIKTOKEN_"]),
     "ids of another name": ("--accept-token-ids o200k_base=x", "", ["--accept-token-ids: must look like"]),

@@ -284,8 +284,8 @@ def _jobs(context: AppContext) -> BatchesApiService:
 
 def _is_foreign_page(context: AppContext, http: HttpRequest) -> bool:
     """Whether a page of another origin sends a form, for which browsers send no preflight."""
-    origin, allowed = http.headers.get(b"origin"), context.settings.allowed_origins
-    if origin is None or allowed & {"*", origin.decode("latin-1")}:
+    origin = http.headers.get(b"origin")
+    if origin is None or context.settings.allowed_origins.allow(origin):
         return False
     # The host may differ behind a proxy, and browsers send no Sec-Fetch-Site without TLS.
     same_host = origin.partition(b"://")[2] == http.headers.get(b"host")
