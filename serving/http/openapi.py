@@ -39,7 +39,7 @@ _ASSETS = {"swagger-ui-bundle.js": b"text/javascript", "swagger-ui.css": b"text/
 _ALIAS = "x-alias-of"
 """Key in an operation that another one describes: the path of the other one."""
 
-_BACK = b"""<p style="margin: 0; padding: 12px 20px; font: 15px sans-serif"><a href="/">Console</a></p>"""
+_BACK = b"""<p style="margin: 0; padding: 12px 20px; font: 15px sans-serif"><a href="./">Console</a></p>"""
 _HEAD = b"""<style>
 :root { color-scheme: light dark }
 .swagger-ui .opblock-body { overflow-x: auto }
@@ -163,7 +163,8 @@ async def document(routes: Iterable[BaseRoute], context: AppContext, public: Col
     made = get_openapi(
         title=SERVER_NAME,
         version=SERVER_VERSION,
-        description=f"Low-latency BERT inference. The [console](/) tries the models. {_ABOUT_EXAMPLES}",
+        description=f"Low-latency BERT inference. The [console](./) tries the models. {_ABOUT_EXAMPLES}",
+        servers=[{"url": "./"}],  # relative to this document: a proxy may strip a prefix
         routes=[_without_head(route) for route, _ in listed],
     )
     shown = _shown(listed[::-1], context)  # of equal routes, the one with the topmost decorator
@@ -376,10 +377,10 @@ def docs_router(openapi: Callable[[], Awaitable[dict[str, Any]]]) -> Router:
     """The routes `/docs`, `/openapi.json` and the page's assets, all served locally."""
     router = Router("Documentation")
     page = get_swagger_ui_html(
-        openapi_url="/openapi.json",
+        openapi_url="openapi.json",
         title=SERVER_NAME,
-        swagger_js_url="/docs/swagger-ui-bundle.js",
-        swagger_css_url="/docs/swagger-ui.css",
+        swagger_js_url="docs/swagger-ui-bundle.js",
+        swagger_css_url="docs/swagger-ui.css",
         swagger_favicon_url="data:,",
         swagger_ui_parameters={"defaultModelsExpandDepth": 0},
     )

@@ -4,6 +4,9 @@ const KEY = "bertserve-key";
 const PRINTABLE = /^[\x21-\x7e]+$/;
 const STATUS_LIMIT_MS = 5_000;
 
+/** The address of a path, also behind a proxy that strips a prefix. */
+export const address = (path) => new URL(`..${path}`, import.meta.url).href;
+
 /** A reply that is an error, or none at all (`status` 0). */
 export class Refusal extends Error {
   constructor(message, { status = 0, title = "", reason = "", requestId = "", retryMs = null } = {}) {
@@ -28,7 +31,7 @@ export async function ask(path, { body, headers = {}, signal } = {}) {
   const started = performance.now();
   let reply, text;
   try {
-    reply = await fetch(path, { method: body === undefined ? "GET" : "POST", headers: sent, body, signal });
+    reply = await fetch(address(path), { method: body === undefined ? "GET" : "POST", headers: sent, body, signal });
     text = await reply.text();
   } catch (error) {
     if (error.name === "AbortError") throw error;

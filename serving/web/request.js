@@ -1,6 +1,6 @@
 // The form: a model, what its task asks for, and the answer below.
 
-import { ask, Refusal } from "./api.js";
+import { address, ask, Refusal } from "./api.js";
 import { brief, bytes, clipped, counted, millis, node, spent } from "./dom.js";
 import { documentation, entered, missing, route, taskOf } from "./tasks.js";
 import { timing } from "./timing.js";
@@ -233,9 +233,9 @@ function raw({ json, text }) {
 }
 
 /** The same request for a shell. A key is left to the reader's environment. */
-export function curl({ path, body, headers }, origin = location.origin) {
+export function curl({ path, body, headers }) {
   const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-  const lines = [`curl ${quoted(origin + path)}`, "-H 'Content-Type: application/json'"];
+  const lines = [`curl ${quoted(address(path))}`, "-H 'Content-Type: application/json'"];
   for (const [name, value] of Object.entries(headers)) lines.push(`-H ${quoted(`${name}: ${value}`)}`);
   if (sessionStorage.getItem("bertserve-key")) lines.push('-H "Authorization: Bearer $BERTSERVE_KEY"');
   return [...lines, `-d ${quoted(body)}`].join(" \\\n  ");

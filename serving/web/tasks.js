@@ -171,5 +171,5 @@ export function route(task, model, alone) {
 /** Where the documentation describes that route. */
 export function documentation(task, alone) {
   const name = task.path.slice(1).replace("-", "_");
-  return `/docs#/${task.docs}/${["post", ...(alone ? [] : ["models", "model"]), name].filter(Boolean).join("_")}`;
+  return `docs#/${task.docs}/${["post", ...(alone ? [] : ["models", "model"]), name].filter(Boolean).join("_")}`;
 }

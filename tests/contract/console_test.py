@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 import shutil
@@ -525,6 +527,11 @@ def test_an_address_of_no_model_says_so(tasks_server: Server, page: Page) -> Non
     assert (page.text("#unserved"), page.run("location.hash")) == ("", "#model=tag")
 
 
+def sha256_source(script: str) -> str:
+    """A script in a page as a policy allows it (Content Security Policy Level 3, 2.3.1)."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
 @pytest.mark.parametrize("name", ["", *ASSETS])
 def test_static_files(fake_server: Server, name: str) -> None:
     """Each with its type and a policy that lets nothing in from elsewhere; unchanged, it is not sent again."""
@@ -536,7 +543,9 @@ def test_static_files(fake_server: Server, name: str) -> None:
     assert whole.headers["content-type"] == kinds.get(name.rpartition(".")[2], "text/html; charset=utf-8")
     rules = dict(rule.strip().partition(" ")[::2] for rule in whole.headers["content-security-policy"].split(";"))
     assert rules["default-src"] == "'none'"
-    assert {rules[f"{kind}-src"] for kind in ("script", "style", "img", "connect")} == {"'self'"}
+    assert {rules[f"{kind}-src"] for kind in ("style", "img", "connect")} == {"'self'"}
+    inline = re.findall(r"<script>(.*?)</script>", (WEB / "index.html").read_text(), re.DOTALL)
+    assert rules["script-src"].split() == ["'self'", *map(sha256_source, inline)]
     assert {rules[rule] for rule in ("base-uri", "form-action", "frame-ancestors")} == {"'none'"}
     assert whole.headers["x-content-type-options"] == "nosniff"
     assert whole.headers["cache-control"] == "no-cache"

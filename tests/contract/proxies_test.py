@@ -18,6 +18,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from tests.contract.clients.proxies import PROXIES, Ports, Proxy
 from tests.support.clients import BOTH, TIMEOUT_S, Grpc, HttpConnection, Refused, get, metric, post_json
+from tests.support.console import answered
 from tests.support.expected import fake_answers
 from tests.support.external_servers import program
 from tests.support.models import NAME
@@ -28,6 +29,8 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.support.browser import Page
 
 AGE_S, PASSED_S = 0.1, 1.0
 
@@ -128,3 +131,33 @@ def test_refusals_come_through(proxied: Any) -> None:
         client.infer(pb.ModelInferRequest(model_name="nobody"), timeout=TIMEOUT_S)
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
     assert "unknown model" in refused.value.details()
+
+
+@pytest.mark.parametrize("proxied", PROXIES[:1], ids=["nginx"], indirect=True)
+@pytest.mark.parametrize("start", ["/bert/", "/bert", "/slashless"])
+def test_pages_below_a_prefix(proxied: Any, page: Page, start: str) -> None:
+    """A proxy strips it: console, documentation and OpenAPI document ask below it, with or without the last slash.
+
+    nginx redirects `/bert`, and passes `/slashless` on as `/`, as other proxies do.
+    """
+    prefix = f"http://{proxied.http}{start.rstrip('/')}/"
+    page.open(f"http://{proxied.http}{start}#model={NAME}")
+    page.wait("document.getElementById('main')?.hidden === false", "the console")
+    assert page.run("location.href") == f"{prefix}#model={NAME}"
+    page.requests.clear()
+    page.click("#run")
+    answered(page)
+    assert page.run("document.querySelector('.refusal')") is None
+    assert f"curl '{prefix}embed'" in page.run("document.querySelector('#curl pre').textContent")
+    page.click("#route-docs")
+    page.wait("document.querySelector('#operations-TEI-post_embed .try-out__btn')", "the route's documentation")
+    page.click(".try-out__btn")
+    page.wait("document.querySelector('button.execute')", "the form")
+    page.click("button.execute")
+    page.wait("document.querySelector('.live-responses-table tbody .response-col_status')?.innerText.includes('200')")
+    assert f"'{prefix}embed'" in page.text(".curl")
+    page.click("body > p a")
+    page.wait("document.getElementById('main')?.hidden === false", "the console")
+    assert page.run("location.href").partition("#")[0] == prefix
+    assert [url for url in page.requests if not url.startswith((prefix, "data:"))] == []
+    page.problems[:] = [problem for problem in page.problems if "deep link" not in problem]  # Swagger's own

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urljoin
 
 import onnx
 import pytest
@@ -189,7 +189,7 @@ def test_pages_need_no_network(fake_server: Server, page: str) -> None:
     assert not re.search(rb"(https?:)?//[a-z0-9]", reply.body)
     for link in _LINK.findall(reply.body):
         if not link.startswith(b"data:"):
-            assert get(fake_server.http, link.decode()).status == 200, link
+            assert get(fake_server.http, urljoin(page, link.decode())).status == 200, link
 
 
 def test_the_announcement(serve: Callable[..., Server]) -> None:

@@ -95,10 +95,10 @@ def test_it_serves(installed: Server) -> None:
 
 def test_it_brings_its_pages(installed: Server) -> None:
     """The console with its modules, and the documentation of the API."""
-    files = re.findall(r'(?:src|href)="(/console/[^"]+)"', get(installed.http, "/").body.decode())
+    files = re.findall(r'(?:src|href)="(console/[^"]+)"', get(installed.http, "/").body.decode())
     assert len(files) > 1
-    for path in [*files, "/docs"]:
-        assert get(installed.http, path).status == 200, path
+    for path in [*files, "docs"]:
+        assert get(installed.http, f"/{path}").status == 200, path
     assert json.loads(get(installed.http, "/openapi.json").body)["paths"]
 
 

@@ -6,6 +6,8 @@ The files hold no data and need no key. The page requests its data from the publ
 from __future__ import annotations
 
 import hashlib
+import re
+from base64 import b64encode
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,10 +45,13 @@ ASSETS = (
 )
 """The page's files, each served as `/console/NAME`."""
 
+# Behind a proxy that strips a prefix, the page's relative addresses need the slash that this script adds.
+_SLASH = re.findall(rb"<script>(.*)</script>", (_FOLDER / _PAGE).read_bytes())[0]
 _POLICY = "; ".join(
     (
         "default-src 'none'",
-        *(f"{kind}-src 'self'" for kind in ("script", "style", "img", "connect")),
+        f"script-src 'self' 'sha256-{b64encode(hashlib.sha256(_SLASH).digest()).decode()}'",
+        *(f"{kind}-src 'self'" for kind in ("style", "img", "connect")),
         *(f"{kind} 'none'" for kind in ("base-uri", "form-action", "frame-ancestors")),
         # Makes browsers block innerHTML and similar sinks.
         "require-trusted-types-for 'script'",

@@ -67,6 +67,9 @@ http {{
     listen 127.0.0.1:{ports.http};
     location / {{ {passed_http} }}
     location /models/ {{ proxy_pass http://http; }}
+    location /bert/ {{ proxy_pass http://http/; }}
+    location = /slashless {{ proxy_pass http://http/; }}
+    location /slashless/ {{ proxy_pass http://http/; }}
   }}
   server {{ listen 127.0.0.1:{ports.grpc} http2; location / {{ {passed_grpc} }} }}
 }}"""
