@@ -13,7 +13,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from serving.errors import StartupError
+from serving.errors import StartupError, escaped
 from serving.garbage import collect_rarely
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 def _say_end(why: str, started: list[LogWriter], *, as_json: bool = False) -> None:
     """Prints the reason of the end in one line on standard error, in JSON if the log is in JSON."""
-    from serving.logs import escaped, line  # noqa: PLC0415  the start imports it behind the signals
+    from serving.logs import line  # noqa: PLC0415  the start imports it behind the signals
 
     for log in started:
         log.flush()

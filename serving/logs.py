@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
-from serving.errors import BertserveError, StartupError
+from serving.errors import BertserveError, StartupError, escaped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -61,17 +61,6 @@ def members(**values: object) -> dict[str, Any]:
 def tell(say: Callable[..., None], message: str, /, **values: object) -> None:
     """Logs, by a method of a logger, a message whose arguments are these `members`, in this order."""
     say(message, *values.values(), extra=members(**values))
-
-
-def escaped(text: str) -> str:
-    """A text as one line of harmless characters: unprintable ones are escaped as in JSON.
-
-    These are line ends and control characters, including those of Unicode, marks that change the writing direction, and
-    halves of surrogate pairs.
-    """
-    if text.isprintable():
-        return text
-    return "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in text)
 
 
 class RateLimit:

@@ -7,6 +7,7 @@ texts alone, and the same texts give the same bits.
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from serving.bulk.sources import text_of
 from serving.engine.base import Batch, EngineLoad, LaneKind
 from serving.engine.batches import OneByOne
 from serving.engine.process.worker import open_backend
-from serving.errors import BertserveError, BundleError, EngineFault, InvalidRequest, StartupError
+from serving.errors import BertserveError, BundleError, EngineFault, InvalidRequest, StartupError, all_quoted, quoted
 from serving.fields.rule import Ignored, Level
 from serving.host import available_cpus
 from serving.records import ModelIndex
@@ -44,6 +45,9 @@ TOKENS_ON_A_CPU, TOKENS_ON_A_GPU = 256, 16_384
 """Padded tokens of a batch."""
 
 _ENCODED_AT_ONCE = 64
+
+_VALUE = re.compile(r"(?<=^Invalid enum value )'(.*)'", re.DOTALL)
+"""Where a message of msgspec repeats a received value."""
 
 
 class Prediction(msgspec.Struct, frozen=True):
@@ -99,7 +103,7 @@ class Model:
             BatchError: One of them is invalid, or the models must not be served.
         """
         if task is not None and task not in TASKS:
-            raise BatchError(f"unknown task {task!r}; available: {', '.join(TASKS)}", exit_code=2)
+            raise BatchError(f"unknown task {quoted(task)}; available: {', '.join(TASKS)}", exit_code=2)
         try:
             self.settings = Settings(models=Path(models), **settings)
             self.choice: Choice = Chooser(self.settings).first()
@@ -119,7 +123,8 @@ class Model:
             first = error.errors()[0]
             raise BatchError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", exit_code=2) from error
         except msgspec.ValidationError as error:
-            raise BatchError(f"options of {task or 'the task'}: {error}", exit_code=2) from error
+            why = _VALUE.sub(lambda found: quoted(found[1]), str(error))
+            raise BatchError(f"options of {task or 'the task'}: {why}", exit_code=2) from error
         except BertserveError as error:
             raise BatchError(error.message, exit_code=2) from error
         except StartupError as error:
@@ -133,7 +138,7 @@ class Model:
         level = Level(kind.__struct_fields__, owners=self._task.owners)
         if self.settings.unknown_fields == "refuse" and (unknown := options.keys() - level.names):
             names = ", ".join(level.known) or "none"
-            raise msgspec.ValidationError(f"unknown option {min(unknown)!r}; available: {names}")
+            raise msgspec.ValidationError(f"unknown option {quoted(min(unknown))}; available: {names}")
         ignored = level.passed_over(options) or Ignored()
         read = {name: value for name, value in options.items() if name in level.names and value is not None}
         return msgspec.convert(read, kind), str(ignored)
@@ -303,7 +308,7 @@ class BatchPredictor:
         if not isinstance(table, pa.Table):
             raise BatchError(f"a batch is a {type(table).__name__}; give map_batches batch_format='pyarrow'")
         if missing := [column for column in self._columns if column not in table.column_names]:
-            raise BatchError(f"unknown column {missing[0]!r}; available: {', '.join(table.column_names)}")
+            raise BatchError(f"unknown column {quoted(missing[0])}; available: {all_quoted(table.column_names)}")
         predictions = self._predictor.predict(rows_of([table[column].to_pylist() for column in self._columns]))
         column = self._predictor.model.column
         errors = pa.array([each.reason or None for each in predictions], pa.string())

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from serving.bulk.errors import BatchError
-from serving.errors import InvalidRequest
+from serving.errors import InvalidRequest, all_quoted, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -109,7 +109,9 @@ def find(paths: Sequence[Path], columns: Columns) -> list[InputFile]:
     if len({file.kind for file in found}) > 1:
         raise BatchError("the input files have several formats; run one job per format", exit_code=2)
     if len({file.whole_ids for file in found}) > 1:
-        raise BatchError(f"the IDs in {columns.id!r} are numbers in some files and strings in others", exit_code=2)
+        raise BatchError(
+            f"the IDs in {quoted(columns.id or '')} are numbers in some files and strings in others", exit_code=2
+        )
     return found
 
 
@@ -142,7 +144,7 @@ def _described(path: Path, columns: Columns) -> InputFile:
 
 def _check_names(path: Path, names: Sequence[str], columns: Columns) -> None:
     if missing := [name for name in columns.names if name not in names]:
-        raise BatchError(f"{path} has no column {missing[0]!r}; it has {', '.join(names) or 'none'}", exit_code=2)
+        raise BatchError(f"{path} has no column {quoted(missing[0])}; it has {all_quoted(names)}", exit_code=2)
 
 
 def _whole(path: Path, field: pa.Field) -> bool:
@@ -150,7 +152,7 @@ def _whole(path: Path, field: pa.Field) -> bool:
         return True
     if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
         return False
-    message = f"{path}: the IDs in {field.name!r} have the type {field.type}; use integers or strings"
+    message = f"{path}: the IDs in {quoted(field.name)} have the type {field.type}; use integers or strings"
     raise BatchError(message, exit_code=2)
 
 
@@ -258,11 +260,12 @@ def _json_row(line: bytes, file: InputFile, columns: Columns, progress: float) -
     own: Id = content.get(columns.id) if columns.id else None
     if file.whole_ids:
         if own is not None and (not isinstance(own, int) or isinstance(own, bool) or own.bit_length() > 63):  # noqa: PLR2004  int64
-            return Row(None, None, f"the id in {columns.id!r} is not an integer, unlike the first one", progress)
+            why = f"the id in {quoted(columns.id or '')} is not an integer, unlike the first one"
+            return Row(None, None, why, progress)
     elif own is not None and not isinstance(own, str):
         own = json.dumps(own)
     if missing := [name for name in columns.texts if name not in content]:
-        return Row(None, own, f"no field {missing[0]!r}", progress)
+        return Row(None, own, f"no field {quoted(missing[0])}", progress)
     value, reason = _value([content[name] for name in columns.texts])
     return Row(value, own, reason, progress)
 

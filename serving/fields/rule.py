@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.inspect import BoolType, ListType, Metadata, StructType, UnionType, VarTupleType, type_info
 
-from serving.errors import InvalidRequest
+from serving.errors import InvalidRequest, quoted
 from serving.fields.owners import ANY, DOCUMENTED, NO_OWNER
 
 if TYPE_CHECKING:
@@ -123,16 +123,14 @@ class Level:
         harmless = self.owners.unread.get(name)
         if harmless is None:
             if value is not None and ignored.count < _COMPARED and (meant := self._meant(name, present)):
-                raise InvalidRequest(f'unknown field "{name}"{where}; did you mean "{meant}"?', param=name)
+                raise InvalidRequest(f'unknown field {quoted(name)}{where}; did you mean "{meant}"?', param=name)
             ignored.add(name)
         elif value is not None and harmless is not ANY and not self._asks_nothing(value, harmless):
             raise InvalidRequest(_unsupported(name, harmless, where), param=name)
 
     def _meant(self, name: str, present: Collection[str]) -> str | None:
         """The absent field that a name resembles. A request without a required field would be rejected anyway."""
-        if not _NAME.fullmatch(name):
-            return None
-        absent = [near for near in near_names(name, self.known) if near not in present]
+        absent = [near for near in resembled(name, self.known) if near not in present]
         return next((near for near in absent if near in self.required or name not in DOCUMENTED), None)
 
     def _asks_nothing(self, value: object, harmless: Sequence[object]) -> bool:
@@ -160,6 +158,11 @@ BOOLEANS = {
     **dict.fromkeys(("false", "f", "no", "n", "off", "0"), False),
 }
 """Texts that pydantic accepts as booleans; Xinference validates its requests with pydantic."""
+
+
+def resembled(name: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """The known names that a received one resembles, nearest first. Only then may a message quote it."""
+    return near_names(name, known) if _NAME.fullmatch(name) else ()
 
 
 @lru_cache(maxsize=_KEPT)
@@ -280,7 +283,7 @@ def _refuse_misplaced(name: str, value: Mapping[str, Any], kind: _Object, where:
         for below in place.objects:
             if name in below.names and below.level.required:
                 body = ", ".join(f'"{each}": ...' for each in below.level.known if each in below.level.required)
-                said = f'unknown field "{name}"{where}; did you mean "{field}.{name}"?'
+                said = f'unknown field {quoted(name)}{where}; did you mean "{field}.{name}"?'
                 raise InvalidRequest(f'{said} The body is {{"{field}": {{{body}}}}}', param=name)
 
 

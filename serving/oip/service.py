@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import time
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol
@@ -46,6 +47,7 @@ _MS_PER_S = 1000
 _SHARED = "shared_memory_region"
 _VERSION = "version"
 _FILE = "file:"
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
 class ServerMetadata(msgspec.Struct):
@@ -323,7 +325,7 @@ def _version(wanted: object) -> int | None:
     if wanted is None:
         return None
     words = str(wanted)
-    if isinstance(wanted, bool) or not (words.isascii() and words.isdigit() and str(int(words)) == words):
+    if isinstance(wanted, bool) or not _NUMBER.fullmatch(words):
         raise InvalidRequest(f"the parameter `{_VERSION}` must be a version number, such as 2")
     return int(words)
 

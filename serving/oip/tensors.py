@@ -119,9 +119,9 @@ def raw_tensor(name: str, datatype: str, body: memoryview) -> Tensor:
 
 def check_sizes(tensors: Sequence[Tensor], max_inputs: int) -> None:
     """Rejects tensors with too many rows or dimensions, before anything iterates over them."""
-    for tensor in tensors:
+    for index, tensor in enumerate(tensors):
         if len(tensor.shape) > _MATRIX:
-            raise InvalidRequest(f"input {tensor.name!r} has {len(tensor.shape)} dimensions; the maximum is {_MATRIX}")
+            raise InvalidRequest(f"input {index} has {len(tensor.shape)} dimensions; the maximum is {_MATRIX}")
         if tensor.shape and tensor.shape[0] > max_inputs:
             raise too_many_inputs(tensor.shape[0], max_inputs)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 import numpy as np
 
-from serving.errors import InvalidRequest, empty_input
+from serving.errors import InvalidRequest, empty_input, quoted
 from serving.fields.owners import ANSWER, Owners
 from serving.tasks import replies
 from serving.tasks.base import (
@@ -95,11 +95,11 @@ Span = tuple[int, int]
 def check(options: AnswerOptions, manifest: Facts) -> None:
     check_top_k(options.top_k, MAX_ANSWERS)
     if options.max_answer_tokens < 1:
-        raise InvalidRequest(f"an answer must have at least 1 token, not {options.max_answer_tokens}")
+        raise InvalidRequest(f"an answer must have at least 1 token, not {quoted(options.max_answer_tokens)}")
     if options.overlap_tokens is not None and options.overlap_tokens < 0:
-        raise InvalidRequest(f"windows must overlap by at least 0 tokens, not {options.overlap_tokens}")
+        raise InvalidRequest(f"windows must overlap by at least 0 tokens, not {quoted(options.overlap_tokens)}")
     if options.window_tokens < (least := min(_MIN_WINDOW, manifest.max_length)):
-        raise InvalidRequest(f"a window must have at least {least} tokens, not {options.window_tokens}")
+        raise InvalidRequest(f"a window must have at least {least} tokens, not {quoted(options.window_tokens)}")
 
 
 def sizes_bytes(

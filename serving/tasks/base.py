@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 import numpy as np
 
-from serving.errors import InvalidRequest
+from serving.errors import InvalidRequest, quoted
 from serving.fields.owners import NO_OWNER, Owners
 from serving.records import IDS, MASK, POSITIONS, TYPES, TensorSpec
 
@@ -399,7 +399,7 @@ def each(answer: object) -> Callable[[Any, Facts, int], list[Any]]:
 
 def check_top_k(top_k: int | None, most: int) -> None:
     if top_k is not None and not 1 <= top_k <= most:
-        raise InvalidRequest(f"`top_k` is {top_k}; it must be 1 to {most}")
+        raise InvalidRequest(f"`top_k` is {quoted(top_k)}; it must be 1 to {most}")
 
 
 def texts_of(inputs: Sequence[TextInput]) -> list[str]:

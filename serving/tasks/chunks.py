@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from serving.errors import InvalidRequest, WrongTask
+from serving.errors import InvalidRequest, WrongTask, quoted
 from serving.records import EncodedChunk
 from serving.tasks import embed
 from serving.tasks.base import TaskOptions, Way, pairs_of
@@ -69,10 +69,12 @@ def check(options: ChunkOptions, manifest: Facts) -> None:
     embed.check(options.vectors, manifest)
     tokens = options.tokens
     if tokens is not None and not MIN_CHUNK <= tokens <= manifest.max_length:
-        raise InvalidRequest(f"`chunk_tokens` is {tokens}; it must be {MIN_CHUNK} to {manifest.max_length}")
+        raise InvalidRequest(f"`chunk_tokens` is {quoted(tokens)}; it must be {MIN_CHUNK} to {manifest.max_length}")
     most = (tokens or manifest.max_length) // 2
     if not 0 <= options.overlap_tokens <= most:
-        raise InvalidRequest(f"`chunk_overlap` is {options.overlap_tokens}; it must be 0 to {most}, half a chunk")
+        raise InvalidRequest(
+            f"`chunk_overlap` is {quoted(options.overlap_tokens)}; it must be 0 to {most}, half a chunk"
+        )
 
 
 def check_late(options: ChunkOptions, manifest: Facts) -> None:

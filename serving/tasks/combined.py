@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from serving.errors import InvalidRequest
+from serving.errors import InvalidRequest, quoted
+from serving.fields.rule import resembled
 from serving.tasks import embed, embed_sparse, embed_tokens
 from serving.tasks.base import TaskOptions, Way
 from serving.tasks.embed import EmbedOptions
@@ -84,9 +85,10 @@ def offered(manifest: Facts) -> tuple[str, ...]:
 def check_offered(outputs: Sequence[str], manifest: Facts, field: str) -> None:
     """Rejects outputs that a model does not have, in a field of a request."""
     known = offered(manifest)
-    wrong = [output for output in outputs if output not in known]
-    if wrong or not outputs:
-        said = f"unknown output {wrong[0]!r} in `{field}`" if wrong else f"`{field}` is empty"
+    wrong = next((output for output in outputs if output not in known), None)
+    if wrong is not None or not outputs:
+        called = f" {quoted(wrong)}" if wrong and resembled(wrong, tuple(TASKS)) else ""
+        said = f"`{field}` is empty" if wrong is None else f"unknown output{called} in `{field}`"
         raise InvalidRequest(f"{said}; this model has {', '.join(known)}", param=field)
 
 

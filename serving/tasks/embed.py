@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.errors import InvalidRequest
+from serving.errors import InvalidRequest, quoted
 from serving.fields.owners import FEATURES
 from serving.tasks import replies
 from serving.tasks.base import GraphOutput, LoadFormat, Output, Task, TaskOptions, Vector, Way
@@ -48,7 +48,7 @@ def check(options: EmbedOptions, manifest: Facts) -> None:
         return
     else:
         allowed = f"1 to {size}"
-    said = f"`dimensions` is {options.dimensions}; this model supports {allowed}"
+    said = f"`dimensions` is {quoted(options.dimensions)}; this model supports {allowed}"
     raise InvalidRequest(said, param="dimensions")
 
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray  # noqa: TC002  bulk work reads the annotations
 
-from serving.errors import InvalidRequest
+from serving.errors import InvalidRequest, quoted
 from serving.tasks import replies
 from serving.tasks.base import (
     Beside,
@@ -81,7 +81,7 @@ _UNWEIGHTED = ("cls", "eos", "pad", "unk")
 
 def check(options: EmbedSparseOptions, _: Facts) -> None:
     if options.top_k is not None and options.top_k < 1:
-        raise InvalidRequest(f"`top_k` is {options.top_k}; it must be at least 1")
+        raise InvalidRequest(f"`top_k` is {quoted(options.top_k)}; it must be at least 1")
     if options.threshold is not None and math.isnan(options.threshold):
         raise InvalidRequest("`threshold` is NaN; it must be a number")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import msgspec
 import numpy as np
 
-from serving.errors import InvalidRequest
+from serving.errors import InvalidRequest, quoted
 from serving.records import AlignedText, EncodedText
 
 if TYPE_CHECKING:
@@ -119,10 +119,14 @@ def check(options: WindowOptions, manifest: Facts) -> None:
     if windows is None:
         return
     if windows.tokens is not None and not MIN_WINDOW <= windows.tokens <= manifest.max_length:
-        raise InvalidRequest(f"`window_tokens` is {windows.tokens}; it must be {MIN_WINDOW} to {manifest.max_length}")
+        raise InvalidRequest(
+            f"`window_tokens` is {quoted(windows.tokens)}; it must be {MIN_WINDOW} to {manifest.max_length}"
+        )
     most = (windows.tokens or manifest.max_length) // 2
     if windows.overlap_tokens is not None and not 0 <= windows.overlap_tokens <= most:
-        raise InvalidRequest(f"`window_overlap` is {windows.overlap_tokens}; it must be 0 to {most}, half a window")
+        raise InvalidRequest(
+            f"`window_overlap` is {quoted(windows.overlap_tokens)}; it must be 0 to {most}, half a window"
+        )
 
 
 def sizes_bytes(

@@ -116,13 +116,13 @@ def test_ray_gets_columns_with_nulls_for_what_is_rejected(tasks_repository: Path
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"task": "sing"}, "unknown task 'sing'"),
+        ({"task": "sing"}, 'unknown task "sing"'),
         ({"model": "none"}, "unknown model"),
         ({"options": {"dimensons": 3}}, 'unknown field "dimensons"; did you mean "dimensions"'),
         ({"options": {"return_tensors": True}}, "`return_tensors`"),
         (
             {"options": {"top_k": 3}, "unknown_fields": "refuse"},
-            "unknown option 'top_k'; available: normalize, dimensions",
+            'unknown option "top_k"; available: normalize, dimensions',
         ),
         ({"options": {"dimensions": "many"}}, "Expected `int"),
         ({"options": {"dimensions": 900}}, "1 to 32"),

@@ -68,10 +68,10 @@ def test_rows_of_json_that_hold_no_text_say_why(tmp_path: Path) -> None:
     assert reasons[0] == ""
     assert reasons[1] == "null"
     assert reasons[2] == "not a string but int"
-    assert reasons[3] == "no field 'text'"
+    assert reasons[3] == 'no field "text"'
     assert reasons[4] == "not a JSON object"
     assert reasons[5].startswith("not valid JSON: ")
-    assert reasons[6] == "the id in 'id' is not an integer, unlike the first one"
+    assert reasons[6] == 'the id in "id" is not an integer, unlike the first one'
     assert reasons[7].startswith("not valid JSON: ")
     assert [own for _, own, _, _ in read(path)][:4] == [7, 8, 9, 10]
 
@@ -112,8 +112,8 @@ def test_pairs_are_read_from_two_columns(tmp_path: Path) -> None:
     [
         ("docs.parquet", b"no", "is not a valid parquet file"),
         ("docs.doc", b"text", "must end in .parquet"),
-        ("docs.txt", b"text", "has no column 'id'; it has text"),
-        ("docs.csv", b"id,body\n", "has no column 'text'; it has id, body"),
+        ("docs.txt", b"text", 'has no column "id"; it has "text"'),
+        ("docs.csv", b"id,body\n", 'has no column "text"; it has "id", "body"'),
         ("folder", None, "contains no "),
         ("missing.csv", None, "No such file"),
     ],

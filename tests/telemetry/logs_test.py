@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.errors import BertserveError, NotReady
+from serving.errors import BertserveError, NotReady, all_quoted, escaped, quoted
 from serving.http.exchange import HttpRequest
-from serving.logs import LogWriter, RateLimit, escaped, fields, line, members
+from serving.logs import LogWriter, RateLimit, fields, line, members
 from tests.support.http_app import ready_api
 from tests.support.waiting import wait_for
 
@@ -86,6 +86,17 @@ def test_what_can_be_printed_is_shown_as_it_is() -> None:
     text = 'résumé 東京 مرحبا 🙂 \\ "quoted" a=b'
     assert escaped(text) == text
     assert json.loads(f'"{escaped(_LINE_ENDS + _UNSEEN)}"') == _LINE_ENDS + _UNSEEN
+
+
+def test_received_names_are_quoted_in_at_most_64_characters() -> None:
+    """With escapes for what cannot be seen; of many names the first are shown."""
+    assert quoted('a "b"\n\ud83d\u202e\\é') == r'''"a \"b\"\n\ud83d\u202e\\é"'''
+    assert quoted("x" * 64) == f'"{"x" * 64}"'
+    assert quoted("x" * 3_500_000) == f'"{"x" * 64}..."'
+    assert len(quoted("\x00" * 64)) == len('""...') + 64
+    assert (quoted(-7), quoted(10**4000)) == ("-7", f"1{'0' * 63}...")
+    assert (all_quoted(["a", "b"]), all_quoted([])) == ('"a", "b"', "none")
+    assert all_quoted(list("abcdefghijk")).endswith('"h", and 3 others')
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

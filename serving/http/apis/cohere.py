@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from serving.errors import EmptyInput, InvalidRequest
+from serving.errors import EmptyInput, InvalidRequest, quoted
 from serving.http.apis.cohere_messages import (
     ApiVersion,
     CohereEmbedReply,
@@ -173,7 +173,7 @@ async def rank(context: AppContext, http: HttpRequest, version: str, *, repeat: 
     message = await http.json(_RANK, context.large_body_lock)
     field, most = ("top_n", message.top_n) if message.top_n is not None else ("top_k", message.top_k)
     if most is not None and most < 1:
-        raise InvalidRequest(f"`{field}` is {most}; the minimum is 1")
+        raise InvalidRequest(f"`{field}` is {quoted(most)}; the minimum is 1")
     name = http.parameters.get("model") or named_or_only(context.repository, message.model)
     windows = _windows(message.max_chunks_per_doc)
     name, options = ranking(context.repository, name, windows=windows, weights=message.weights)
@@ -227,7 +227,7 @@ def _document(document: str | dict[str, str]) -> dict[str, str]:
 
 def _windows(most: int | None) -> Windows | None:
     if most is not None and most < 1:
-        raise InvalidRequest(f"`max_chunks_per_doc` is {most}; the minimum is 1")
+        raise InvalidRequest(f"`max_chunks_per_doc` is {quoted(most)}; the minimum is 1")
     return None if most is None or most == 1 else Windows(most=most)
 
 
@@ -240,7 +240,7 @@ async def _shortened(
         InvalidRequest: `tokens` is below 1, or a longer text must not be cut.
     """
     if tokens < 1:
-        raise InvalidRequest(f"`{field}` is {tokens}; the minimum is 1")
+        raise InvalidRequest(f"`{field}` is {quoted(tokens)}; the minimum is 1")
     if tokens >= model.tokenizer.max_length or len(texts) > context.settings.max_openai_batch_size:
         return list(texts), 0  # the model takes less, or so many texts are refused
 
