@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import math
 import re
 import zlib
@@ -18,14 +17,15 @@ from serving.errors import (
     BertserveError,
     BodyTooLarge,
     InvalidRequest,
-    MalformedRequest,
     MethodNotAllowed,
     NotReady,
     Unauthenticated,
     UnsupportedMediaType,
+    quoted,
 )
-from serving.fields.rule import Ignored, obey_rule
+from serving.fields.rule import Ignored, obey_rule, resembled
 from serving.http.faults import error_body, status_of
+from serving.http.malformed import malformed
 from serving.inference.requests import priority_of
 from serving.net.buffers import FREE_BYTES, BufferShare
 from serving.net.requests import COMPRESSIONS, inflate, inflated, is_zlib, words
@@ -68,11 +68,10 @@ _EXPECTED = re.compile(r"Expected `[^`]+`(?: (?:of length|with)[^`]*)?(?:, got `
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`")
 _FIELD = re.compile(r"Object (?:contains unknown|missing required) field `([A-Za-z0-9_.-]{1,64})`")
 _STEP = re.compile(r"\.(\w+)|\[[^\]]*\]")
-_RESEMBLES = 0.75
 _NAMES: set[str] = set()
 """Field names of all messages."""
 _MISSING = re.compile(r"Object missing required field `\w+`")
-_MALFORMED = "the body is not valid JSON in UTF-8"
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _ANY_JSON = msgspec.json.Decoder()
 
 
@@ -104,8 +103,8 @@ class JsonDecoder(Generic[M]):
             return self._decoder.decode(data)
         except msgspec.ValidationError as error:
             return self._by_rule(data, request, error)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise MalformedRequest(_MALFORMED) from error
+        except _NOT_JSON as error:
+            raise malformed(data, _NAMES) from error
 
     async def decode_in_turn(
         self, data: bytes | memoryview, large_body_lock: asyncio.Lock, request: HttpRequest | None = None
@@ -123,8 +122,9 @@ class JsonDecoder(Generic[M]):
         except msgspec.ValidationError as error:
             async with large_body_lock:
                 return await asyncio.to_thread(self._by_rule, data, request, error)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise MalformedRequest(_MALFORMED) from error
+        except _NOT_JSON as error:
+            async with large_body_lock:
+                raise await asyncio.to_thread(malformed, data, _NAMES) from error
 
     def _by_rule(self, data: bytes | memoryview, request: HttpRequest | None, refusal: msgspec.ValidationError) -> M:
         """Decodes the message without the fields that the rule drops, or raises the reason for its rejection."""
@@ -132,8 +132,8 @@ class JsonDecoder(Generic[M]):
             message = _ANY_JSON.decode(data)
         except msgspec.ValidationError as error:
             raise InvalidRequest("a number in the body is out of range") from error
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise MalformedRequest(_MALFORMED) from error
+        except _NOT_JSON as error:
+            raise malformed(data, _NAMES) from error
         ignored = None if request is None or request.refuses_unknown else Ignored()
         if not obey_rule(message, self._kind, ignored):
             raise self._refused(str(refusal)) from refusal
@@ -186,11 +186,10 @@ def _members(kind: Type) -> list[Type]:
 
 def _unknown(name: str, kinds: Sequence[Type], where: str) -> str:
     """Names a field only if it resembles a known one. No other received text is repeated."""
-    fields = [field.encode_name for kind in kinds if isinstance(kind, StructType) for field in kind.fields]
-    near = difflib.get_close_matches(name, fields, 1, _RESEMBLES)
-    if near:
-        return f'unknown field "{name}"{where}; did you mean "{near[0]}"?'
-    called = f' "{name}"' if name in _NAMES else ""
+    fields = tuple(field.encode_name for kind in kinds if isinstance(kind, StructType) for field in kind.fields)
+    if near := resembled(name, fields):
+        return f'unknown field {quoted(name)}{where}; did you mean "{near[0]}"?'
+    called = f" {quoted(name)}" if name in _NAMES else ""
     return f"unknown field{called}{where}; allowed: {', '.join(f'`{field}`' for field in fields)}"
 
 

@@ -34,26 +34,47 @@ def refusal(data: bytes, kind: type[msgspec.Struct] = EmbedRequest) -> Bertserve
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "message"),
     [
-        b"",
-        b" ",
-        b"{",
-        b'{"inputs": "a"',
-        b'{"inputs": "a"} and more',
-        b'{"inputs": "\xff"}',
-        b'{"inputs": "\\ud800"}',
-        b"{'inputs': 'a'}",
-        b'{"inputs": NaN}',
-        b"\xef\xbb\xbf{}",
+        (b"", "JSON: Input is a zero-length, empty document at byte 0"),
+        (b'{"inputs": "a"', "JSON: unexpected end of data at byte 14"),
+        (b'{"inputs": "a"} and more', 'JSON: unexpected content after document at byte 16, found "a"'),
+        (b"{'inputs': 'a'}", """JSON: unexpected character, expected a string key at byte 1, found "'\""""),
+        (b'{"inputs": NaN}', 'JSON: unexpected character, expected a JSON value at byte 11, found "N"'),
+        ('{"inputs": "é" "a"}'.encode(), "JSON: unexpected character, expected ',' or '}' at byte 16, found \"\\\"\""),
+        (b'{"inputs": "a\nb"}', 'JSON: unexpected control character in string at byte 13, found "\\n"'),
+        (b"\xef\xbb\xbf{}", 'JSON: UTF-8 byte order mark (BOM) is not supported at byte 0, found "\\ufeff"'),
+        (b'{"inputs": "\xff"}', "UTF-8: unexpected 0xff at byte 12"),
+        ('{"inputs": "a"}'.encode("utf-16"), "UTF-8: unexpected 0xff at byte 0"),
+        (b"[" * 100_000, 'JSON: depth limit exceeded at byte 1025, found "["'),
     ],
-    ids=lambda data: repr(data[:20]),
+    ids=lambda value: repr(value[:20]) if isinstance(value, bytes) else "",
 )
-def test_what_is_not_json_in_utf_8_is_malformed(data: bytes) -> None:
-    """400, with one sentence for all of them."""
+def test_what_is_not_json_in_utf_8_says_where_and_why(data: bytes, message: str) -> None:
+    """400, with what was expected and what was found."""
     error = refusal(data)
     assert type(error) is MalformedRequest
-    assert error.message == "the body is not valid JSON in UTF-8"
+    assert error.message == f"the body is not valid {message}"
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "whose"),
+    [
+        (b'{"inputs": "\\ud83d"}', EmbedRequest, "the text at `$.inputs` has half of a surrogate pair (at byte 12)"),
+        (b'{"inputs": ["ok", "cut \\ud83d"]}', EmbedRequest, "the text at `$.inputs[1]` has"),
+        (b'{"inputs": ["\\ud83d\\ude00", "\\ude00", "\\ude00"]}', EmbedRequest, "the text at `$.inputs[1]` has"),
+        (b'{"secret": {"text": ["\\ud83da"]}}', EmbedRequest, "the text at `$[...][...][0]` has"),
+        (b'{"inputs": [%b"\\ud83d"]}' % (b'"a", ' * 40_000), EmbedRequest, "the text at `$.inputs[40000]` has"),
+        (b'{"\\ud83d": 1}', EmbedRequest, "a text has"),
+        (b'{"inputs": [], "parameters": {"a": [%b"\\ud83d"]}}' % (b"1," * 200_000), InferMessage, "a text has"),
+    ],
+    ids=range(7),
+)
+def test_a_text_that_was_cut_inside_of_a_character_is_named(data: bytes, kind: Any, whose: str) -> None:
+    """By its place, as far as it can be found in moderate time; of unknown fields without their names."""
+    error = refusal(data, kind)
+    assert type(error) is MalformedRequest
+    assert error.message.startswith(whose)
 
 
 def test_values_nested_without_end_are_malformed() -> None:
