@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 
-from serving.errors import BertserveError, MethodNotAllowed, RouteNotFound
+from serving.errors import BertserveError, InvalidRequest, MethodNotAllowed, RouteNotFound
 from serving.http.apis import cohere, console_page, huggingface, oip, openai, openai_files, operations, tei
 from serving.http.app_context import refuse
 from serving.http.asgi import head_of, read_request, response_of
 from serving.http.exchange import NO_ROUTE
 from serving.http.middleware import Authentication, Preflights
+from serving.http.near_paths import KnownPaths
 from serving.http.openapi import docs_router, document
 from serving.http.routes import Router, methods_of
 from serving.oip.service import SERVER_NAME, SERVER_VERSION
@@ -54,6 +55,7 @@ class App(FastAPI):
         routes = [route for router in (*routers, *documentation) for route in router.routes]
         self.router.routes.extend(routes)
         self._help = "see /docs" if documented else f"available: {', '.join(route.path for route in routes)}"
+        self._known = KnownPaths(route.path for route in routes)
         self.public = frozenset(route.path for route in routes if route.public)
         self._paths = frozenset(route.path for route in routes if "{" not in route.path)
         self.probes = self.public - {route.path for route in console_page.router.routes}
@@ -82,9 +84,17 @@ class App(FastAPI):
             if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
                 methods = ", ".join(methods_of(self.routes, request.scope))
                 raise MethodNotAllowed(f"method not allowed; allowed: {methods}", allowed=methods)
-            raise RouteNotFound(f"unknown path; {self._help}")
+            raise self._unknown(http.path)
 
         return response_of(self.context, await self.context.answer(refuse_route, NO_ROUTE, http), http)
+
+    def _unknown(self, path: str) -> InvalidRequest:
+        repository = self.context.repository
+        models = {*self.context.v2.names, *(model.name for model in repository.models)}
+        if self._known.names_no_model(path, models):
+            return repository.unknown()
+        meant = " or ".join(self._known.near(path, models))
+        return RouteNotFound(f"unknown path; {f'did you mean {meant}?' if meant else self._help}")
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
         """Answers an error raised outside of an endpoint, such as a body that is too large."""

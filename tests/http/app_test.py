@@ -446,6 +446,36 @@ def test_an_unknown_path_is_matched_once(plain: Everywhere, monkeypatch: pytest.
     assert len(matched) == len(plain.routes())
 
 
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/v1/v1/embeddings", "unknown path; did you mean /v1/embeddings?"),
+        ("/v1/embeddings/", "unknown path; did you mean /v1/embeddings?"),
+        ("//embed", "unknown path; did you mean /embed?"),
+        ("/v1/reranking", "unknown path; did you mean /v1/rerank?"),
+        ("/V1/Embeddings", "unknown path; did you mean /v1/embeddings?"),
+        ("/openai/deployments/NAME/embeddings", "unknown path; did you mean /embeddings or /v1/embeddings?"),
+        ("/api/embed", "unknown path; did you mean /embed or /v1/embed or /v2/embed?"),
+        ("/v2/models/stats/", "unknown path; did you mean /v2/models/stats?"),
+        ("/v2/models/embed/inferr", "unknown path; did you mean /v2/models/embed/infer?"),
+        ("/models/embed/v1/embeddings", "unknown path; did you mean /v1/embeddings?"),
+        ("/v1/models//embed/", "unknown path; did you mean /v1/models/embed?"),
+        ("/v1/chat/completions", "unknown path; see /docs"),
+        ("/embedx" * 5_000, "unknown path; see /docs"),
+        ("/v1/models/ORG/NAME", "unknown model; available: "),
+        ("/models/ORG/NAME", "unknown model; available: "),
+        ("/models/ORG/NAME/embed", "unknown model; available: "),
+        ("/v2/models/ORG/NAME/infer", "unknown model; available: "),
+    ],
+)
+def test_a_path_that_is_nearly_right_is_answered_with_the_right_one(plain: Everywhere, path: str, message: str) -> None:
+    """Whatever is wrong with it; a model's name with a slash is an unknown model."""
+    reply = TestClient(plain.app).get("http://testserver" + path)
+    said = reply.json()["error"]
+    assert reply.status_code == 404
+    assert (said["message"] if isinstance(said, dict) else said).startswith(message)
+
+
 def test_the_documentation_is_read_once(plain: Everywhere, monkeypatch: pytest.MonkeyPatch) -> None:
     """And in a thread: its scripts are larger than what the event loop should wait for."""
     readers: list[str] = []
