@@ -173,11 +173,12 @@ class SparseEncoder(Encoder):
     ) -> NDArray[np.float32]:
         asked |= {"task": "query"} if options.query else {}
         if options.query and self._lookup is not None:
-            found = self._lookup(self._lookup.preprocess(list(texts)))["sentence_embedding"].detach()
-        else:
-            asked |= {"convert_to_sparse_tensor": False, "show_progress_bar": False}
-            found = self._model.encode(list(texts), prompt_name=form.prompt, batch_size=BATCH, **asked)
-        numbers: NDArray[np.float32] = found.numpy()
+            alone = [self._lookup(self._lookup.preprocess([text]))["sentence_embedding"] for text in texts]
+            return np.concatenate([weights.detach().numpy() for weights in alone])
+        asked |= {"convert_to_sparse_tensor": False, "show_progress_bar": False}
+        numbers: NDArray[np.float32] = self._model.encode(
+            list(texts), prompt_name=form.prompt, batch_size=BATCH, **asked
+        ).numpy()
         return numbers
 
 

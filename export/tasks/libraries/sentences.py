@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from export.tasks.libraries.library import Tokens
     from export.texts.corpus import Text
 
-BATCH = 8
+BATCH = 1
+"""Texts at once: padding would overwrite a text's own padding tokens, and may change any answer that depends on it."""
 
 
 class SentenceTransformers(Library):
