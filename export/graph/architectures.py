@@ -182,7 +182,7 @@ def _nomic_bert(encoder: Any, checkpoint: Checkpoint) -> None:  # noqa: ANN401  
     factor = checkpoint.config.get("rotary_scaling_factor")
     if factor is None:
         return
-    trained = checkpoint.config.get("max_trained_positions") or 2048
+    trained = checkpoint.config.get("max_trained_positions", 2048)
     encoder.rotary_emb = _ScaledByLength(encoder.rotary_emb.inv_freq, factor, trained)
 
     def place(
@@ -257,8 +257,11 @@ def _blanked(
 ) -> tuple[Any, ...]:
     """Attention that is zero for a token that sees none, as PyTorch's fused attention computes it.
 
-    Transformers' arithmetic in steps gives such a token the mean over the padded batch.
+    Transformers' arithmetic in steps gives such a token the mean over the padded batch. It makes no mask for a text
+    without padding that is shorter than the window.
     """
+    if named["attention_mask"] is None:
+        return made
     sees = (named["attention_mask"].amax(-1) == 0).transpose(1, 2)
     bias = attention.Wo.bias
     return torch.where(sees, made[0], torch.zeros(()) if bias is None else bias), *made[1:]

@@ -12,25 +12,32 @@ import torch
 from export.graph import architectures, task_model
 from serving.records import EncodedText
 from tests.support import own_forms
-from tests.support.checkpoints import HEADS, vocabulary, write_task_checkpoint
+from tests.support.checkpoints import HEADS, PUBLISHED, vocabulary, write_task_checkpoint
 from tests.support.exports import answers_together, fused, ignore, opened
 from tests.support.references import OF_OWN_FORMS, of_transformers
 from tests.support.short_form import but_long
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from export.checkpoint.reader import Checkpoint
 
 
 LENGTHS = (3, 23, 24, 25, 60, 130)
 """Shorter and longer than NomicBERT's trained length, and than the span of DeBERTa's distances."""
 
 
-def texts() -> list[EncodedText]:
+PUBLISHED_LENGTHS = (3, 63, 64, 65, 66, 128, 129, 300)
+"""Around the windows and the distances of well-known models; 512 tokens would take five times as long."""
+
+
+def texts(lengths: Sequence[int] = LENGTHS) -> list[EncodedText]:
     """Random tokens, the longest text last."""
     generator = np.random.default_rng(3)
-    return [EncodedText(array("i", generator.integers(5, len(vocabulary()), length))) for length in LENGTHS]
+    return [EncodedText(array("i", generator.integers(5, len(vocabulary()), length))) for length in lengths]
 
 
 def write(folder: Path, model_type: str, task: str, positions: int = 256) -> Path:
@@ -42,6 +49,7 @@ def write(folder: Path, model_type: str, task: str, positions: int = 256) -> Pat
     return folder
 
 
+LIKE_ROBERTA = ("camembert-base", "data2vec-text-base", "roberta-base")
 FORMS = ("jina_bert", "bert with distances", "bert with distances of queries", "new", "nomic_bert", "deberta")
 
 
@@ -58,10 +66,25 @@ def test_long_and_padded_texts_are_each_text_alone(tmp_path: Path, model_type: s
     folder = write(tmp_path / "small", model_type, "embed_tokens")
     checkpoint = opened(folder, "embed_tokens")
     assert checkpoint.max_length == 256
+    check(folder, model_type, checkpoint, texts())
+
+
+@pytest.mark.parametrize("name", but_long(PUBLISHED, "ernie-3.0-base-zh", "megatron-bert-uncased-345m", *LIKE_ROBERTA))
+def test_published_settings_are_those_of_the_library(tmp_path: Path, name: str) -> None:
+    """Texts around the windows, buckets and trained lengths of each family's best-known checkpoint."""
+    model_type, settings = PUBLISHED[name]
+    folder = write_task_checkpoint(tmp_path / "small", model_type, "embed_tokens", **settings)
+    if model_type == "nomic_bert":
+        own_forms.to_first_nomic_bert(folder)
+    check(folder, model_type, opened(folder, "embed_tokens"), texts(PUBLISHED_LENGTHS))
+
+
+def check(folder: Path, model_type: str, checkpoint: Checkpoint, asked: Sequence[EncodedText]) -> None:
+    """Holds PyTorch's answers to each text alone, and the graph's to all of them, against the library's."""
     model = task_model.load(checkpoint)
-    own = task_model.answers(model, texts(), threads=1, count=ignore)
-    together = answers_together(checkpoint, fused(checkpoint, tmp_path, model), texts())
-    for text, (row,), (traced,) in zip(texts(), own, together, strict=True):
+    own = task_model.answers(model, asked, threads=1, count=ignore)
+    together = answers_together(checkpoint, fused(checkpoint, folder.parent, model), asked)
+    for text, (row,), (traced,) in zip(asked, own, together, strict=True):
         right = own_answer(folder, model_type, list(text.ids))
         np.testing.assert_allclose(row, right, atol=2e-5)
         np.testing.assert_allclose(traced, right, atol=2e-5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import io
+import json
 import re
 import shutil
 from typing import TYPE_CHECKING
@@ -27,9 +28,10 @@ from serving.engine.base import Batch
 from serving.engine.batches import Padder
 from serving.models.bundle import BundleWriter, open_bundle
 from serving.records import MASK, Expansion, ModelIndex
+from serving.tasks.embed_tokens import vectors
 from serving.tasks.maxsim import maxsim
 from tests.support.checkpoints import edit_json, write_json
-from tests.support.exports import fused, ignore, opened
+from tests.support.exports import answers_together, fused, ignore, opened
 from tests.support.graphs import check_ranges
 from tests.support.multi_vectors import (
     DOCUMENT_LENGTH,
@@ -41,6 +43,7 @@ from tests.support.multi_vectors import (
     write_stanford,
 )
 from tests.support.short_form import in_short
+from tests.support.skips import SHARED, needs_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +60,10 @@ pytestmark = [
 ]
 
 WITHIN = 1e-5
-SHORT = {"own, filled and unattended", "pylate, attended", "pylate, wider than a window", "stanford"}
+SHORT = {
+    *("own, filled and unattended", "pylate, attended", "pylate, wider than a window", "stanford"),
+    "pylate, as GTE-ModernColBERT-v1",
+}
 """Between them they have every layout, attended and unattended expansion, skipped tokens on both sides, and tokens that
 see no other.
 """
@@ -86,6 +92,35 @@ def test_every_layout_answers_as_the_library(tmp_path: Path, name: str, probes: 
     assert found.max_difference <= WITHIN
     assert (manifest.task, manifest.vector_size, manifest.outputs[0].shape) == ("embed_tokens", SIZE, (-1, -1, SIZE))
     assert manifest.artifacts[0].batch_invariant
+
+
+PYLATE = SHARED / "cases" / "encoders"
+TEXTS = [
+    *("who lives in new york", "the cat, the dog; (new york) works!", "?!.,", "what is [MASK] in [UNK] 🙂 東京"),
+    *("[Q] query [D] document", "x", "paris " * 60, 'a-b c\'s "quoted" e.g. U.S.A.', "Größe naïve café"),
+    "the the the the",
+]
+"""Those of its reference."""
+
+
+@needs_shared(PYLATE)
+@pytest.mark.parametrize("side", ["query", "document"])
+@pytest.mark.parametrize("name", ["modern_usual", "plain"])
+def test_answers_are_those_of_pylate(tmp_path: Path, name: str, side: str) -> None:
+    """PyLate's own answers to folders that it saved: ModernBERT's published window, and BERT."""
+    checkpoint = opened(PYLATE / "e06_folders" / name)
+    sides = checkpoint.multi_vector
+    assert sides is not None
+    asked = checkpoint.vocabulary.encode_side(TEXTS, sides, checkpoint.sentence.prompts, query=side == "query")
+    model = task_model.load(checkpoint)
+    wanted = json.loads((PYLATE / "e06_reference.json").read_text())[name][side]
+    for rows in (
+        [model.answer(text) for text in asked],
+        answers_together(checkpoint, fused(checkpoint, tmp_path), asked),
+    ):
+        for text, row, right in zip(asked, rows, wanted, strict=True):
+            found = vectors(text, row[0], sides, query=side == "query")
+            np.testing.assert_allclose(found, np.array(right).reshape(found.shape), atol=1e-5)
 
 
 def test_a_bundle_says_how_sides_are_read(tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ OWN_FORMS = {
     "bert with distances": partial(own_forms.to_relative_bert, kind="relative_key_query"),
     "bert with distances of queries": partial(own_forms.to_relative_bert, kind="relative_key"),
 }
+_TWELVE = {"num_attention_heads": 12, "hidden_size": 48}
 OWN_SIZES = {"distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 128}}
 OWN_SETTINGS: dict[str, dict[str, Any]] = {
     # As ERNIE 3 has them.
@@ -129,6 +130,45 @@ OWN_SETTINGS: dict[str, dict[str, Any]] = {
     "gte": {"pad_token_id": 0, "type_vocab_size": 2},
     "new": {"pad_token_id": 0, "type_vocab_size": 1},
 }
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert-base-uncased": ("bert", {**_TWELVE, "max_position_embeddings": 512}),
+    "distilbert-base-uncased": ("distilbert", {"max_position_embeddings": 512}),
+    "bge-m3": ("xlm-roberta", {**_TWELVE, "max_position_embeddings": 8194, "layer_norm_eps": 1e-5}),
+    "roberta-base": ("roberta", {**_TWELVE, "max_position_embeddings": 514, "layer_norm_eps": 1e-5}),
+    "camembert-base": ("camembert", {**_TWELVE, "max_position_embeddings": 514, "layer_norm_eps": 1e-5}),
+    "data2vec-text-base": ("data2vec-text", {**_TWELVE, "max_position_embeddings": 514, "layer_norm_eps": 1e-5}),
+    "electra-small-discriminator": ("electra", {"max_position_embeddings": 512}),
+    "albert-base-v2": ("albert", {**_TWELVE, "max_position_embeddings": 512, "hidden_act": "gelu_new"}),
+    "all-mpnet-base-v2": (
+        "mpnet",
+        {**_TWELVE, "max_position_embeddings": 514, "layer_norm_eps": 1e-5, "relative_attention_num_buckets": 32},
+    ),
+    "deberta-base": ("deberta", {**_TWELVE, "max_position_embeddings": 512, "layer_norm_eps": 1e-7}),
+    "deberta-v3-base": (
+        "deberta-v2",
+        {**_TWELVE, "max_position_embeddings": 512, "position_buckets": 256, "layer_norm_eps": 1e-7},
+    ),
+    "ModernBERT-base": (
+        "modernbert",
+        {
+            **_TWELVE,
+            "num_hidden_layers": 5,
+            "max_position_embeddings": 8192,
+            "local_attention": 128,
+            "global_attn_every_n_layers": 3,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 160000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
+    "nomic-embed-text-v1": ("nomic_bert", {**_TWELVE, "max_position_embeddings": 8192}),
+    "gte-multilingual-base": ("new", {**_TWELVE, "max_position_embeddings": 8192, "type_vocab_size": 1}),
+    "jina-embeddings-v2-base-en": ("jina_bert", {**_TWELVE, "max_position_embeddings": 8192}),
+    "ernie-3.0-base-zh": ("ernie", {**_TWELVE, "max_position_embeddings": 2048}),
+    "megatron-bert-uncased-345m": ("megatron-bert", {"max_position_embeddings": 512}),
+}
+"""What is published of each family's best-known checkpoint, but for its width and its layers."""
 HEADS = {
     "embed": "Model",
     "embed_tokens": "Model",

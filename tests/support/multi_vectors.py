@@ -11,6 +11,7 @@ import torch
 from safetensors import torch as safetensors_torch
 
 from tests.support.checkpoints import (
+    PUBLISHED,
     added_token,
     edit_json,
     edit_weights,
@@ -21,7 +22,7 @@ from tests.support.checkpoints import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 WIDTH, SIZE = 32, 16
@@ -60,10 +61,13 @@ def write_own(folder: Path, *, mask: dict[str, Any] | None = None, dense: int = 
     return folder
 
 
-def write_pylate(folder: Path, family: str = "bert", **settings: object) -> Path:
+def write_pylate(
+    folder: Path, family: str = "bert", encoder: Mapping[str, object] | None = None, **settings: object
+) -> Path:
     """As PyLate saves it: a projection after the encoder, markers as added tokens with a blank, settings in a file."""
-    _encoder(folder, "[Q] ", "[D] ", added=True, family=family)
-    edit_json(folder / "sentence_bert_config.json", max_seq_length=DOCUMENT_LENGTH - 1, do_lower_case=False)
+    _encoder(folder, "[Q] ", "[D] ", added=True, family=family, **(encoder or {}))
+    longest = settings.get("document_length", DOCUMENT_LENGTH)
+    edit_json(folder / "sentence_bert_config.json", max_seq_length=int(str(longest)) - 1, do_lower_case=False)
     usual = {
         "model_type": "ColBERT",
         "prompts": {},
@@ -84,9 +88,9 @@ def write_pylate(folder: Path, family: str = "bert", **settings: object) -> Path
     return folder
 
 
-def write_stanford(folder: Path, **metadata: object) -> Path:
+def write_stanford(folder: Path, encoder: Mapping[str, object] | None = None, **metadata: object) -> Path:
     """As Stanford's trainer saves it: the projection among the encoder's weights, markers among the words."""
-    _encoder(folder, "[unused0]", "[unused1]")
+    _encoder(folder, "[unused0]", "[unused1]", **(encoder or {}))
     edit_json(folder / "config.json", architectures=["HF_ColBERT"])
     edit_weights(folder, lambda tensors: tensors.update({"linear.weight": _projection()}))
     usual = {
@@ -103,6 +107,12 @@ def write_stanford(folder: Path, **metadata: object) -> Path:
     return folder
 
 
+def _published(name: str) -> tuple[str, dict[str, Any]]:
+    """A family and what is published of its checkpoint, as wide as the projection takes it."""
+    family, settings = PUBLISHED[name]
+    return family, {**settings, "hidden_size": WIDTH, "num_attention_heads": 4}
+
+
 LAYOUTS: dict[str, Callable[[Path], Path]] = {
     "own": write_own,
     "own, filled": lambda folder: write_own(folder, attend=True),
@@ -113,19 +123,28 @@ LAYOUTS: dict[str, Callable[[Path], Path]] = {
     "pylate, attended": lambda folder: write_pylate(folder, attend_to_expansion_tokens=True, skiplist_words=None),
     "pylate, not filled": lambda folder: write_pylate(folder, do_query_expansion=False, skiplist_words=[]),
     "pylate, wider than a window": lambda folder: write_pylate(folder, "modernbert"),
+    "pylate, as GTE-ModernColBERT-v1": lambda folder: write_pylate(
+        folder,
+        *_published("ModernBERT-base"),
+        query_length=32,
+        document_length=300,
+    ),
     "old pylate": lambda folder: write_pylate(folder, model_type=None),
     "stanford": write_stanford,
+    "stanford, as colbertv2.0": lambda folder: write_stanford(
+        folder, {"positions": 512}, query_maxlen=32, doc_maxlen=180
+    ),
     "stanford, attended": lambda folder: write_stanford(folder, attend_to_mask_tokens=True, mask_punctuation=False),
 }
 """Writers of every layout, with the settings that change what they answer."""
 
 
-def _encoder(folder: Path, *markers: str, added: bool = False, family: str = "bert") -> None:
+def _encoder(folder: Path, *markers: str, added: bool = False, family: str = "bert", **settings: Any) -> None:
     """An encoder whose vocabulary has two more tokens."""
     if family == "bert":
-        write_checkpoint(folder, pooling=None)
+        write_checkpoint(folder, pooling=None, **settings)
     else:
-        write_task_checkpoint(folder, family, "embed")
+        write_task_checkpoint(folder, family, "embed", **settings)
     document = json.loads((folder / "tokenizer.json").read_text())
     size = len(document["model"]["vocab"])
     for at, marker in enumerate(markers):

@@ -57,6 +57,7 @@ _DEBERTA: dict[str, Mapping[str, Any]] = {
     "not legacy": {"legacy": False},
 }
 _ROTATED: dict[str, Mapping[str, Any]] = {
+    "as published": {"rope_theta": 160000.0, "rope_scaling": None},
     "rope_theta 500": {"rope_theta": 500.0},
     "rope_parameters": {"rope_parameters": {"rope_type": "default", "rope_theta": 2000.0}},
     "linear rope_scaling": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
@@ -73,7 +74,7 @@ FAMILIES: dict[str, Family] = {
         epsilon="",
         activation="activation",
     ),
-    "mpnet": Family("MPNet", "MPNetTokenizer"),
+    "mpnet": Family("MPNet", "MPNetTokenizer", variants={"as published": {"relative_attention_num_buckets": 32}}),
     "electra": Family(
         "Electra", "ElectraTokenizer", {"embedding_size": 16}, {"narrow embeddings": {"embedding_size": 8}}
     ),
@@ -107,6 +108,7 @@ FAMILIES: dict[str, Family] = {
         },
         {
             **_DEBERTA,
+            "as published": {"position_buckets": 256},
             "no position_buckets": {"position_buckets": -1},
             "norm_rel_ebd none": {"norm_rel_ebd": "none"},
             "share_att_key false": {"share_att_key": False},
@@ -124,7 +126,12 @@ FAMILIES: dict[str, Family] = {
             "attention_bias": {"attention_bias": True, "mlp_bias": True},
             "norm_bias": {"norm_bias": True},
             "decoder_bias false": {"decoder_bias": False},
-            "local_attention 128": {"local_attention": 128},
+            "as published": {
+                "local_attention": 128,
+                "global_attn_every_n_layers": 3,
+                "global_rope_theta": 160000.0,
+                "local_rope_theta": 10000.0,
+            },
             "every layer global": {"global_attn_every_n_layers": 1},
             "global_rope_theta": {"global_rope_theta": 1000.0, "local_rope_theta": 300.0},
             "classifier_activation": {"classifier_activation": "relu", "classifier_bias": True},
