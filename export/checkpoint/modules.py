@@ -152,7 +152,8 @@ def _config(folder: Folder, kind: str, vector: str) -> dict[str, Any]:
     # Old folders of multi-vector models have a Dense without names.
     name = vector if kind == "Dense" else _VECTOR
     for key in FIXED:
-        name = config.get(key) or name
+        # An output of null has the input's name; an input of null has none.
+        name = config.get(key, name) if key == "module_input_name" else config.get(key) or name
         if name != vector:
             raise ExportError(
                 f"checkpoint {folder.path}: a {kind} with the {key} {name!r} cannot be exported; supported: {vector!r}"

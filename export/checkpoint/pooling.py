@@ -280,7 +280,7 @@ def _sparse(folder: Folder, listed: Sequence[tuple[str, str]]) -> SentenceConfig
 
 def _multi_vector(folder: Folder, layout: Layout) -> SentenceConfig:
     """A multi-vector model projects the vector of each token."""
-    saved = {} if layout == "stanford" else _prompts(folder)[0]
+    saved = {} if layout == "stanford" else _prompts(folder, may_be_null=True)[0]
     prompts, markers = multi_vector.prompts_of(folder, layout, saved)
     default = "document" if prompts["document"] else None
     if layout == "stanford":
@@ -463,14 +463,16 @@ def _arguments(encoder: Folder, file: str, settings: dict[str, Any], names: tupl
     return arguments
 
 
-def _prompts(folder: Folder) -> tuple[dict[str, str], str | None]:
+def _prompts(folder: Folder, *, may_be_null: bool = False) -> tuple[dict[str, str], str | None]:
     config = folder.object(_SETTINGS)
-    prompts = config.get("prompts") or {}
+    prompts = config.get("prompts", {})
+    if prompts is None and may_be_null:
+        prompts = {}
     # Sentence Transformers treats null as the empty text.
     if isinstance(prompts, dict):
         prompts = {name: "" if text is None else text for name, text in prompts.items()}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise ExportError(f"checkpoint {folder.path}: prompts in {_SETTINGS} must map names to texts")
+        raise ExportError(f"checkpoint {folder.path}: prompts in {_SETTINGS} must map names to texts, not {prompts!r}")
     default = config.get("default_prompt_name")
     if default is not None and (not isinstance(default, str) or default not in prompts):
         raise ExportError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from export.checkpoint.labels import REGRESSION, Asked, Labels, read_activation,
 from export.checkpoint.modules import Dense, Normalize
 from export.checkpoint.token_heads import TokenHead  # noqa: TC001  a field's type
 from export.errors import ExportError
+from export.progress import quiet
 from export.texts import corpus
 from serving.tasks import TASKS
 
@@ -506,4 +508,15 @@ def _config(folder: Folder) -> tuple[dict[str, Any], Family]:
         family.derived(config)
     except ValueError as error:
         raise ExportError(f"checkpoint {folder.path}: {error}") from error
+    _check_accepted(folder, config, family)
     return config, family
+
+
+def _check_accepted(folder: Folder, config: dict[str, Any], family: Family) -> None:
+    """Rejects settings that Transformers rejects, which has a rule for every one of its own."""
+    import transformers  # noqa: PLC0415  slow to import
+
+    if family.own_prefix:
+        return
+    with quiet(), family.accepted(folder.path, config):
+        getattr(transformers, f"{family.stem}Config").from_dict(deepcopy(config))

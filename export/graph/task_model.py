@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 
-from export.errors import ExportError
 from export.graph import architectures, tensors
 from export.graph.editor import GraphEditor
 from export.graph.fold import fold
@@ -172,23 +171,22 @@ def untrained(checkpoint: Checkpoint) -> TaskModel:
 def _build(kind: Any, checkpoint: Checkpoint) -> torch.nn.Module:  # noqa: ANN401  a class of Transformers
     family, config = checkpoint.family, checkpoint.config
     handed = (*family.sizes.values(), *family.settings, *family.names)
-    named = {family.names.get(key, key): config.get(key) for key in handed}
-    settings = {key: value for key, value in named.items() if value is not None}
+    # Null is a value: to Transformers it is not the default of a missing setting.
+    settings = {family.names.get(key, key): config[key] for key in handed if key in config}
     settings[family.names.get(family.activation, family.activation)] = checkpoint.activation
     settings |= family.derived(config)
     task = TASKS[checkpoint.task]
     if task.facts & {"labels", "activation"}:
         settings["num_labels"] = len(checkpoint.labels.names) or 1
     has_pooler = task.headless and family.pooling_layer
-    try:
+    with family.accepted(checkpoint.source.path, config):
+        if not family.own_prefix:
+            # Transformers also rejects settings that this graph does not read.
+            with torch.device("meta"):
+                kind(kind.config_class.from_dict(deepcopy(config)))
         # The exporter and the fusions know only this form of attention.
         built = kind.config_class(**settings, attn_implementation="eager")
         model: torch.nn.Module = kind(built, add_pooling_layer=False) if has_pooler else kind(built)
-    except (ValueError, TypeError, AttributeError, LookupError, StrictDataclassError) as error:
-        raise ExportError(
-            f"checkpoint {checkpoint.source.path}: Transformers cannot create {kind.__name__} from config.json: "
-            f"{' '.join(str(error).split())}"
-        ) from error
     architectures.adapt(model, checkpoint)
     return model
 

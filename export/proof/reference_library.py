@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import transformers
 
 from export.checkpoint.weights import unpickle
+from export.errors import ExportError
 from export.progress import quiet
 from export.tasks import EXPORTS
 
@@ -38,7 +39,7 @@ def load(checkpoint: Checkpoint, *, cut: bool) -> Library:
 
     Raises:
         NotLoadedError: The library needs code of the checkpoint, or has no such model.
-        ExportError: A pickle in it holds other content than weights.
+        ExportError: The library rejects the folder, or a pickle in it holds other content than weights.
     """
     if checkpoint.sentence.encoder.imported is not None:
         raise NotLoadedError("no library loads a folder of this layout")
@@ -49,8 +50,14 @@ def load(checkpoint: Checkpoint, *, cut: bool) -> Library:
         )
     kind = EXPORTS[checkpoint.task].library
     failure = as_not_loaded(f"{kind.title} cannot load the folder")
-    with quiet(), _no_bars(), _without_pickles(checkpoint) as folder, failure:
-        library = kind(checkpoint, folder)
+    try:
+        with quiet(), _no_bars(), _without_pickles(checkpoint) as folder, failure:
+            library = kind(checkpoint, folder)
+    except NotLoadedError as error:
+        # Without its own code it has no model of this form.
+        if checkpoint.family.own_prefix or isinstance(error.__cause__, ImportError):
+            raise
+        raise ExportError(f"checkpoint {checkpoint.source.path}: {error}") from error
     # Without a limit in the folder, RoBERTa's position table would be exceeded.
     library.longest = checkpoint.max_length if cut else min(library.longest, checkpoint.positions)
     return library

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
 from dataclasses import fields
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 
 from export.checkpoint.families import FAMILIES
 from export.checkpoint.families.family import FIXED, READ, UNUSED
@@ -19,7 +21,7 @@ from export.errors import ExportError
 from export.graph import task_model
 from serving.tasks import classify
 from serving.tasks.classify import ClassifyOptions
-from tests.support.checkpoints import edit_json, edit_weights, write_task_checkpoint
+from tests.support.checkpoints import HEADS, edit_json, edit_weights, write_json, write_task_checkpoint
 from tests.support.exports import answers_together, fused, opened
 from tests.support.references import check_answers, encoded
 
@@ -76,6 +78,54 @@ def test_settings_that_change_the_graph_are_built(
 ) -> None:
     """A padded batch of the fused graph is each text alone in what `AutoModel` and its kin load."""
     check(write_task_checkpoint(tmp_path / "small", model_type, task, **settings), task)
+
+
+def with_null(folder: Path, model_type: str, task: str, key: str) -> Path:
+    """A checkpoint with a null in config.json, and without the settings that would hide it."""
+    config = json.loads((write_task_checkpoint(folder, model_type, task) / "config.json").read_text())
+    for name in ("rope_parameters", "layer_types", "id2label", "label2id"):
+        config.pop(name, None)
+    write_json(folder / "config.json", config | {key: None})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key"),
+    [
+        ("modernbert", "pad_token_id"),
+        ("modernbert", "rope_scaling"),
+        ("bert", "pad_token_id"),
+        ("nomic_bert", "head_dim"),
+    ],
+)
+@pytest.mark.sampled(2)
+def test_a_null_that_transformers_takes_means_the_same(tmp_path: Path, model_type: str, key: str) -> None:
+    """Which is not the default of its class: that of ModernBERT's padding is beyond a small vocabulary."""
+    check(with_null(tmp_path / "small", model_type, "embed_tokens", key), "embed_tokens")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task", "key"),
+    [
+        ("modernbert", "embed_tokens", "local_rope_theta"),
+        ("modernbert", "embed_tokens", "global_attn_every_n_layers"),
+        ("gte", "embed_tokens", "rope_theta"),
+        ("deberta-v2", "embed_tokens", "embedding_size"),
+        ("deberta-v2", "classify", "pooler_hidden_size"),
+        ("bert", "embed_tokens", "hidden_dropout_prob"),
+        ("bert", "classify", "num_labels"),
+    ],
+)
+def test_a_null_that_transformers_rejects_is_rejected_by_name(
+    tmp_path: Path, model_type: str, task: str, key: str
+) -> None:
+    """A folder that its library cannot load is not exported with a default in its place, whatever the setting does."""
+    folder = with_null(tmp_path / "small", model_type, task, key)
+    # Of many kinds, by where Transformers needs the value.
+    with pytest.raises((TypeError, ValueError, StrictDataclassError)):
+        getattr(transformers, f"AutoModel{HEADS[task].removeprefix('Model')}").from_pretrained(folder)
+    with pytest.raises(ExportError, match=rf"sets {key} to null|'{key}'.* None|{key} .*not None"):
+        task_model.load(opened(folder, task))
 
 
 # Whoever wrote a model reads settings that no class of settings declares.

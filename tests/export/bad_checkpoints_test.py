@@ -314,7 +314,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "a-size-that-is-a-text": wrong(SMALL, "a positive integer", hidden_size="32"),
     "heads-that-do-not-divide": (put(CONFIG, num_attention_heads=5), MULTIPLE),
     "labels-not-numbered": (family("bert classify", id2label={"0": "a", "2": "b"}), "number its labels 0, 1, 2"),
-    "labels-in-a-list": (family("bert classify", id2label=["a"]), "number its labels"),
+    "labels-in-a-list": (family("bert classify", id2label=["a"]), "Transformers cannot read .*id2label"),
     "a-label-without-a-name": (family("bert tag", id2label={"0": "a", "1": None}), "; label 1 has None"),
     "an-unknown-problem": (family("bert classify", problem_type="ranking"), "problem_type 'ranking' with 3 outputs"),
     "one-number-without-words": (family("bert rerank", sentence_transformers=None), "set --task rerank"),
@@ -577,6 +577,10 @@ CASES: dict[str, tuple[Spoil, str]] = {
         dense(module_input_name="token_embeddings"),
         "module_input_name 'token_embeddings' cannot be exp",
     ),
+    "a-dense-of-no-input": (
+        follow("Dense", {"in_features": WIDTH, "out_features": 8, "module_input_name": None}),
+        "a Dense with the module_input_name None cannot be exported",
+    ),
     "a-layer-norm-of-another-width": (
         follow("LayerNorm", {"dimension": 16}, norm_weight=[16], norm_bias=[16]),
         "this LayerNorm expects vectors of size 16, but gets size 32",
@@ -584,6 +588,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "a-length-that-is-a-text": (sentence(max_seq_length="long"), "max_seq_length .* a positive integer, not 'long'"),
     # config_sentence_transformers.json, and what config.json says of vectors and scores
     "a-prompt-that-is-a-number": (put(SETTINGS, prompts={"query": 1}), f"prompts in {SETTINGS} must map names"),
+    "prompts-of-null": (write(SETTINGS, {"prompts": None}), f"prompts in {SETTINGS} must map names .* not None"),
     "prompts-in-a-list": (put(SETTINGS, prompts=["query: "]), f"prompts in {SETTINGS} must map names"),
     "an-unknown-default-prompt": (
         put(SETTINGS, **QUERY_PROMPT, default_prompt_name="x"),

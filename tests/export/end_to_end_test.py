@@ -194,6 +194,14 @@ def test_what_no_library_loads_is_proven_from_token_ids_on(tmp_path: Path, famil
     assert manifest.artifacts[0].end_to_end is None
 
 
+def test_a_folder_that_its_library_rejects_is_rejected(tmp_path: Path) -> None:
+    """The library has this model: a folder that it cannot load is at fault, and no user of it gets an answer."""
+    folder = written(tmp_path / "small", "embed")
+    edit_json(folder / "config_sentence_transformers.json", __version__={"sentence_transformers": "six"})
+    with pytest.raises(ExportError, match=r"Sentence Transformers cannot load the folder: Invalid version: 'six'"):
+        made(folder, "embed")
+
+
 def test_weights_that_a_library_does_not_find_prove_nothing(tmp_path: Path) -> None:
     """It fills them with random numbers, which are no reference."""
     folder = written(tmp_path / "small", "embed")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from export.errors import ExportError
 from serving.tasks import TASKS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
 
 WORD_EMBEDDING = "embeddings.word_embeddings.weight"
@@ -186,3 +189,19 @@ class Family:
         """The settings of config.json that shape the graph, by their own names."""
         named = (*self.sizes.values(), *self.settings, *self.names, self.activation, *self.derives)
         return tuple(sorted({*named} - self.fixed.keys()))
+
+    @contextmanager
+    def accepted(self, path: Path, config: Mapping[str, Any]) -> Iterator[None]:
+        """Has Transformers take settings in the block.
+
+        Raises:
+            ExportError: It rejects them. Its sentence seldom names a null, which is not the default.
+        """
+        try:
+            yield
+        except Exception as error:
+            named = [key for key in sorted({*READ, *self.read()}) if key in config and config[key] is None]
+            nulls = "".join(f"; config.json sets {key} to null" for key in named)
+            raise ExportError(
+                f"checkpoint {path}: Transformers cannot read config.json: {' '.join(str(error).split())}{nulls}"
+            ) from error

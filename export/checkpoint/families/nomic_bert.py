@@ -54,10 +54,11 @@ FAMILY = Family(
 
 
 def _first_derived(config: Mapping[str, Any]) -> dict[str, Any]:
-    for key in ("rotary_scaling_factor", "max_trained_positions"):
-        if config.get(key) is not None:
-            rope.positive(key, config[key])
-    theta = rope.positive("rotary_emb_base", config.get("rotary_emb_base") or 10_000)
+    if config.get("rotary_scaling_factor") is not None:
+        rope.positive("rotary_scaling_factor", config["rotary_scaling_factor"])
+    for key, usual in (("max_trained_positions", 2048), ("rotary_emb_base", 10_000)):
+        rope.positive(key, config.get(key, usual))
+    theta = float(config.get("rotary_emb_base", 10_000))
     return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
 
 

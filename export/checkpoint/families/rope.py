@@ -42,7 +42,7 @@ def parameters(config: Mapping[str, Any], theta: float) -> dict[str, Any]:
     for key, only in FIXED.items():
         require(scaling, key, only)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    theta = positive("rope_theta", scaling.get("rope_theta", config.get("rope_theta") or theta))
+    theta = positive("rope_theta", scaling.get("rope_theta", config.get("rope_theta", theta)))
     factor = positive(f"the factor of {name}", scaling.get("factor", 1))
     if kind == "ntk":
         if scaling.get("mixed_b") is not None:
