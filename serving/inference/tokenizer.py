@@ -29,6 +29,7 @@ from serving.inference.wordpiece_cache import wordpiece_cache_for
 from serving.models import query_weights
 from serving.models.manifest import TOKENIZER
 from serving.records import AlignedText, EncodedChunk, EncodedText
+from serving.tasks.base import CHARACTERS_PER_TOKEN
 from serving.tasks.windows import chunk_ranges, too_many_chunks
 
 if TYPE_CHECKING:
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("bertserve")
-
-CHARACTERS_PER_TOKEN = 32
-"""Characters read for each token of `max_length`; more are read in part, or rejected if truncation is not allowed."""
 
 MAX_CHARACTERS = 262_144
 """Maximum characters read of a truncated text, unless `max_characters` is larger: about 0.2 s of work."""
@@ -165,13 +163,22 @@ class TextTokenizer:
             )
         return sizes
 
-    def encode(self, inputs: Sequence[TextInput], *, truncate: Truncate, most: int | None = None) -> list[EncodedText]:
+    def encode(
+        self, inputs: Sequence[TextInput], *, truncate: Truncate, most: int | None = None, whole: str = ""
+    ) -> list[EncodedText]:
         """Token ids of each input; raises `InvalidRequest` for one that is too long or has unknown ids.
 
-        `most` is the maximum tokens of an input, if that is less than `max_length`.
+        Args:
+            inputs: Texts, pairs, or token ids.
+            truncate: Whether inputs that are too long are truncated, and where.
+            most: Maximum tokens of an input, if that is less than `max_length`.
+            whole: The name in errors of the second text of pairs, if only the first is truncated; empty truncates both.
         """
         longest = most or self.max_length
-        return [self._encoded(index, value, truncate=truncate, longest=longest) for index, value in enumerate(inputs)]
+        return [
+            self._encoded(index, value, truncate=truncate, longest=longest, whole=whole)
+            for index, value in enumerate(inputs)
+        ]
 
     def encode_bare(self, texts: Sequence[str], *, truncate: Truncate) -> list[EncodedText]:
         """Token ids of each text without special tokens; raises `InvalidRequest` for a text that is too long."""
@@ -406,7 +413,9 @@ class TextTokenizer:
             first.truncate(most, direction=self._side(truncate))
         return first, surplus + unread
 
-    def _encoded(self, index: int, value: TextInput, *, truncate: Truncate, longest: int | None = None) -> EncodedText:
+    def _encoded(
+        self, index: int, value: TextInput, *, truncate: Truncate, longest: int | None = None, whole: str = ""
+    ) -> EncodedText:
         longest = longest or self.max_length
         if not isinstance(value, str | tuple):
             return self._check_ids(index, value, longest)
@@ -414,9 +423,9 @@ class TextTokenizer:
             ids = self._wordpieces.encode(value)
             if ids is not None and len(ids) <= longest:
                 return EncodedText(ids)
-        whole, surplus, *_ = self._fitted(index, value, truncate=truncate, aligned=False, longest=longest)
-        types = array("i", whole.type_ids) if self._is_typed or not isinstance(value, str) else None
-        return EncodedText(array("i", whole.ids), types, surplus)
+        fitted, surplus, *_ = self._fitted(index, value, truncate=truncate, aligned=False, longest=longest, whole=whole)
+        types = array("i", fitted.type_ids) if self._is_typed or not isinstance(value, str) else None
+        return EncodedText(array("i", fitted.ids), types, surplus)
 
     def _fitted(
         self,
@@ -426,12 +435,13 @@ class TextTokenizer:
         truncate: Truncate,
         aligned: bool = True,
         longest: int | None = None,
+        whole: str = "",
     ) -> tuple[Encoding, int, int, Sequence[tuple[int, int]] | None]:
         """The encoding of an input, truncated to fit.
 
-        The longer part is truncated first, as in Transformers (`longest_first`), and every special token is kept. The
-        number of unread tokens is estimated from the read part. Without `aligned`, the encoding may lack character
-        offsets.
+        The longer part is truncated first, as in Transformers (`longest_first`), or with `whole` the first part alone
+        (`only_first`). Every special token is kept. The number of unread tokens is estimated from the read part.
+        Without `aligned`, the encoding may lack character offsets.
 
         Returns:
             The encoding; the number of tokens cut off; the number of characters skipped before it; after truncation,
@@ -454,12 +464,20 @@ class TextTokenizer:
         room = longest - self._tokenizer.num_special_tokens_to_add(is_pair=len(parts) > 1)
         surplus = max(0, sum(lengths) - room)
         if surplus:
-            kept = [room] if len(lengths) == 1 else shares(*self._whole_lengths(parts, read, room), room)
+            kept = [room]
+            if len(lengths) > 1 and whole:
+                kept = [room - lengths[1], lengths[1]]
+                if kept[0] < 1:
+                    raise InvalidRequest(
+                        f"{whole} has {lengths[1]} tokens; at most {room - 1} fit beside a text: shorten it"
+                    )
+            elif len(lengths) > 1:
+                kept = [*shares(*self._whole_lengths(parts, read, room), room)]
             for part, length in zip(encodings, kept, strict=True):
                 part.truncate(length, direction=self._side(truncate))
-        whole = self._tokenizer.post_process(encodings[0], encodings[1] if len(encodings) > 1 else None)
+        fitted = self._tokenizer.post_process(encodings[0], encodings[1] if len(encodings) > 1 else None)
         inner = encodings[0].offsets if aligned else None
-        return whole, surplus + sum(unread for _, unread, _ in read), read[0][2], inner
+        return fitted, surplus + sum(unread for _, unread, _ in read), read[0][2], inner
 
     def _whole_lengths(
         self, parts: Sequence[str], read: Sequence[tuple[Encoding, int, int]], room: int
@@ -547,7 +565,9 @@ class IsolatedTokenizer(TextTokenizer):
         self.turn = asyncio.Lock()
         self.process = TokenizerProcess(content, (max_length, vocab_size, mask_id, truncation_side))
 
-    def encode(self, inputs: Sequence[TextInput], *, truncate: Truncate, most: int | None = None) -> list[EncodedText]:
+    def encode(
+        self, inputs: Sequence[TextInput], *, truncate: Truncate, most: int | None = None, whole: str = ""
+    ) -> list[EncodedText]:
         """Encodes texts in the other process; token ids need no rules and are checked here."""
         longest = most or self.max_length
         ids = {index: value for index, value in enumerate(inputs) if not isinstance(value, str | tuple)}
@@ -555,7 +575,7 @@ class IsolatedTokenizer(TextTokenizer):
         if len(ids) == len(inputs):
             return list(checked.values())
         texts = ["" if index in ids else value for index, value in enumerate(inputs)]
-        encoded: list[EncodedText] = self._encode_texts(texts, truncate=truncate, most=most)
+        encoded: list[EncodedText] = self._encode_texts(texts, truncate=truncate, most=most, whole=whole)
         return [checked.get(index, text) for index, text in enumerate(encoded)]
 
     _encode_texts: Any = _remote("encode")

@@ -81,7 +81,9 @@ class AnswerOptions(TaskOptions[list[list[AnswerSpan]]], frozen=True):
     whole_words: bool = True
 
 
-MAX_ANSWERS = 100
+_FREE_ANSWERS, _MAX_SPANS = 100, 100_000
+"""Up to so many answers are sought in any context. For more, the candidate spans of all windows are limited: 100,000
+take half a second."""
 
 _MIN_WINDOW = 256
 
@@ -93,7 +95,7 @@ Span = tuple[int, int]
 
 
 def check(options: AnswerOptions, manifest: Facts) -> None:
-    check_top_k(options.top_k, MAX_ANSWERS)
+    check_top_k(options.top_k)
     if options.max_answer_tokens < 1:
         raise InvalidRequest(f"an answer must have at least 1 token, not {quoted(options.max_answer_tokens)}")
     if options.overlap_tokens is not None and options.overlap_tokens < 0:
@@ -115,9 +117,18 @@ def encode(
     overlap = options.overlap_tokens
     if overlap is None:
         overlap = min(length // 2, USUAL_OVERLAP)
-    return tokenizer.encode_windows(
+    windows = tokenizer.encode_windows(
         pairs_of(inputs), length=length, overlap=overlap, whole_words=options.whole_words, truncate=truncate
     )
+    if options.top_k > _FREE_ANSWERS:
+        longest = options.max_answer_tokens
+        spans = sum([min(_wanted(options), len(one.ids) * min(longest, len(one.ids))) for one in windows])
+        if spans > _MAX_SPANS:
+            raise InvalidRequest(
+                f"`top_k` is {options.top_k}, which compares {spans} spans in {len(windows)} windows; the maximum is"
+                f" {_MAX_SPANS}: send at most {_FREE_ANSWERS}, or shorter contexts"
+            )
+    return windows
 
 
 def finish(
@@ -168,12 +179,17 @@ def _best_spans(
     length = min(options.max_answer_tokens, len(ends))
     padded = np.append(ends, np.zeros(length - 1))
     scores = (starts[:, None] * np.lib.stride_tricks.sliding_window_view(padded, length)).ravel()
-    wanted = _MORE_SPANS * options.top_k + _SPARE_SPANS if options.whole_words else options.top_k
+    wanted = _wanted(options)
     best = np.argpartition(-scores, wanted)[:wanted] if wanted < len(scores) else np.arange(len(scores))
     for index in best[np.argsort(-scores[best], kind="stable")].tolist():
         if scores[index] > 0:
             first, further = divmod(index, length)
             yield (int(window.spans[first, 0]), int(window.spans[first + further, 1])), float(scores[index])
+
+
+def _wanted(options: AnswerOptions) -> int:
+    """Maximum spans of a window to compare."""
+    return _MORE_SPANS * options.top_k + _SPARE_SPANS if options.whole_words else options.top_k
 
 
 def _finish(work: Work[AnswerOptions]) -> list[list[AnswerSpan]]:

@@ -33,6 +33,9 @@ A = TypeVar("A", bound=Sized)
 """The answer of a task: one element for each input."""
 
 
+CHARACTERS_PER_TOKEN = 32
+"""Characters read for each token of `max_length`; more are read in part, or rejected if truncation is not allowed."""
+
 MAX_ANSWER_NUMBERS = 1 << 25
 """Maximum numbers of an answer with vectors of tokens, and of an output that is padded: 128 MiB, or 350 MB as JSON."""
 
@@ -98,7 +101,7 @@ class Tokenizer(Protocol):
     def marks_subwords(self) -> bool: ...
     def sizes_bytes(self, inputs: Sequence[TextInput], *, truncate: Truncate = False) -> list[int]: ...
     def encode(
-        self, inputs: Sequence[TextInput], *, truncate: Truncate, most: int | None = None
+        self, inputs: Sequence[TextInput], *, truncate: Truncate, most: int | None = None, whole: str = ""
     ) -> list[EncodedText]: ...
     def encode_bare(self, texts: Sequence[str], *, truncate: Truncate) -> list[EncodedText]: ...
     def encode_aligned(self, texts: Sequence[str], *, truncate: Truncate) -> list[AlignedText]: ...
@@ -397,9 +400,9 @@ def each(answer: object) -> Callable[[Any, Facts, int], list[Any]]:
     return lambda _, __, count: [answer] * count
 
 
-def check_top_k(top_k: int | None, most: int) -> None:
-    if top_k is not None and not 1 <= top_k <= most:
-        raise InvalidRequest(f"`top_k` is {quoted(top_k)}; it must be 1 to {most}")
+def check_top_k(top_k: int | None) -> None:
+    if top_k is not None and top_k < 1:
+        raise InvalidRequest(f"`top_k` is {quoted(top_k)}; it must be at least 1")
 
 
 def texts_of(inputs: Sequence[TextInput]) -> list[str]:

@@ -66,7 +66,7 @@ _FUNCTIONS: Mapping[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] =
 
 
 def check(options: ClassifyOptions, manifest: Facts) -> None:
-    check_top_k(options.top_k, len(manifest.labels))
+    check_top_k(options.top_k)
     windows.check(options, manifest)
 
 

@@ -26,6 +26,7 @@ from serving.tasks.base import (
     Task,
     TaskOptions,
     Way,
+    check_top_k,
     for_side,
     output_at,
     texts_of,
@@ -80,8 +81,7 @@ _UNWEIGHTED = ("cls", "eos", "pad", "unk")
 
 
 def check(options: EmbedSparseOptions, _: Facts) -> None:
-    if options.top_k is not None and options.top_k < 1:
-        raise InvalidRequest(f"`top_k` is {quoted(options.top_k)}; it must be at least 1")
+    check_top_k(options.top_k)
     if options.threshold is not None and math.isnan(options.threshold):
         raise InvalidRequest("`threshold` is NaN; it must be a number")
 

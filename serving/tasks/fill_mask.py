@@ -66,9 +66,9 @@ MASK = "[MASK]"
 
 
 def check(options: FillMaskOptions, manifest: Facts) -> None:
-    check_top_k(options.top_k, manifest.candidates)
-    if options.targets is not None and len(options.targets) > manifest.candidates:
-        raise InvalidRequest(f"{len(options.targets)} `targets`; the maximum is {manifest.candidates}")
+    check_top_k(options.top_k)
+    if options.targets is not None and len(set(options.targets)) > manifest.candidates:
+        raise InvalidRequest(f"{len(set(options.targets))} `targets`; the maximum is {manifest.candidates}")
 
 
 def encode(
@@ -137,7 +137,7 @@ class FillMaskParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """How to fill masks.
 
     Attributes:
-        top_k: Maximum tokens for each mask.
+        top_k: Maximum tokens for each mask. The model returns a fixed number of candidates, so there may be fewer.
         targets: Words to choose from, by their first tokens. Each must be among the tokens that the model returns.
         truncate: Truncate inputs that are too long; null means the server's default.
     """

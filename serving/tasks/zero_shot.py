@@ -7,26 +7,28 @@ labels are independent, it is a softmax of contradiction and entailment for each
 
 from __future__ import annotations
 
+from string import Formatter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from serving.errors import EmptyInput, InvalidRequest, WrongTask
-from serving.tasks.base import TaskOptions, Way, softmax, texts_of
+from serving.tasks.base import CHARACTERS_PER_TOKEN, TaskOptions, Way, softmax, texts_of
 from serving.tasks.classify import LabelScore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.records import Row, TextInput
-    from serving.tasks.base import Facts, Work
+    from serving.records import EncodedText, Row, TextInput, Truncate
+    from serving.tasks.base import Facts, Tokenizer, Work
 
 
 class ZeroShotOptions(TaskOptions[list[list[LabelScore]]], frozen=True):
     """Options whose answer is, for each text, the request's own labels, most likely first. The model is one for NLI.
 
     Attributes:
-        template: A sentence with `{}` in place of a label. The model decides whether the text entails it.
+        template: A sentence with `{}` in place of a label, as `str.format` reads it. The model decides whether the text
+            entails it.
         multi_label: Labels are independent of each other; otherwise their scores add up to 1.
     """
 
@@ -35,18 +37,40 @@ class ZeroShotOptions(TaskOptions[list[list[LabelScore]]], frozen=True):
     multi_label: bool = False
 
 
-_FIELD = "{}"
+_FIELDS = ("", "0")
+_HYPOTHESIS = "`hypothesis_template` with a label of `candidate_labels`"
 
 
 def check(options: ZeroShotOptions, manifest: Facts) -> None:
     if not options.labels:
         raise EmptyInput("`candidate_labels` is empty; send at least one")
-    if options.template.count(_FIELD) != 1:
-        raise InvalidRequest("`hypothesis_template` must contain {} once, for the label")
+    _check_template(options, CHARACTERS_PER_TOKEN * manifest.max_length)
     if _entailment(manifest.labels) is None:
         raise WrongTask(
             "the model has no label `entailment`; `candidate_labels` need a natural language inference (NLI) model"
         )
+
+
+def _check_template(options: ZeroShotOptions, most: int) -> None:
+    """Rejects what `str.format` rejects, what reads more of a label than its text, and hypotheses that are too long."""
+    template = options.template
+    size = len(template)
+    if size <= most:
+        try:
+            fields = [part[1:] for part in Formatter().parse(template) if part[1] is not None]
+            # Attributes, indexes, conversions and formats may take any amount of memory.
+            allowed = all(name in _FIELDS and not spec and conversion is None for name, spec, conversion in fields)
+            size += len(fields) * max(map(len, options.labels))
+            # Transformers compares with the first label, too.
+            allowed = allowed and (size > most or template.format(options.labels[0]) != template)
+        except (ValueError, IndexError):
+            allowed = False
+        if not allowed:
+            raise InvalidRequest(
+                "`hypothesis_template` must contain {} once, or {0}, for the label; write {{ and }} for other braces"
+            )
+    if size > most:
+        raise InvalidRequest(f"{_HYPOTHESIS} has {size} characters; at most {most} are read: shorten it")
 
 
 def _entailment(labels: Sequence[str]) -> int | None:
@@ -55,8 +79,14 @@ def _entailment(labels: Sequence[str]) -> int | None:
 
 def expand(inputs: Sequence[TextInput], options: ZeroShotOptions) -> Sequence[TextInput]:
     """Pairs of each text with each label's sentence, as the model reads them."""
-    hypotheses = [options.template.replace(_FIELD, label) for label in options.labels]
+    hypotheses = [options.template.format(label) for label in options.labels]
     return [(text, hypothesis) for text in texts_of(inputs) for hypothesis in hypotheses]
+
+
+def encode(
+    tokenizer: Tokenizer, inputs: Sequence[TextInput], _: ZeroShotOptions, *, truncate: Truncate
+) -> Sequence[EncodedText]:
+    return tokenizer.encode(inputs, truncate=truncate, whole=_HYPOTHESIS)
 
 
 def finish(rows: Sequence[Row], options: ZeroShotOptions, labels: Sequence[str]) -> list[list[LabelScore]]:
@@ -79,4 +109,4 @@ def _finish(work: Work[ZeroShotOptions]) -> list[list[LabelScore]]:
     return finish(work.rows, work.options, work.manifest.labels)
 
 
-WAY = Way(ZeroShotOptions, "classify", _finish, check, expand=expand)
+WAY = Way(ZeroShotOptions, "classify", _finish, check, expand=expand, encode=encode)

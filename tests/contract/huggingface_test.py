@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 TEXT = "the server is not on it"
 LABELS = ["text", "server", "it is"]
+LONG_LABEL = "it is not on the server and " * 6
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,11 @@ def ask(server: Server, path: str, message: Any, status: int = 200) -> Any:
         {"hypothesis_template": "it is {} or not"},
         {"candidate_labels": ["server"]},
         {"candidate_labels": "text, server , it is"},
+        {"candidate_labels": [LONG_LABEL, f"the {LONG_LABEL}"]},
+        {"candidate_labels": [LONG_LABEL], "hypothesis_template": "{}", "multi_label": True},
+        {"candidate_labels": ["{x}", "{}", "a{b"]},
+        {"hypothesis_template": "it is {0} or {0}"},
+        {"hypothesis_template": "it is {{on}} a {}"},
     ],
     ids=json.dumps,
 )
@@ -84,9 +90,14 @@ def test_zero_shot_where_entailment_is_the_first_label(tmp_path_factory: pytest.
     [
         ({"candidate_labels": []}, 400, "`candidate_labels` is empty"),
         ({"candidate_labels": " , "}, 400, "`candidate_labels` is empty"),
-        ({"candidate_labels": ["a"], "hypothesis_template": "it is"}, 422, "must contain {} once"),
-        ({"candidate_labels": ["a"], "hypothesis_template": "{} {}"}, 422, "must contain {} once"),
-        ({"candidate_labels": ["a"], "hypothesis_template": "{0.__class__}"}, 422, "must contain {} once"),
+        *(
+            ({"candidate_labels": ["a"], "hypothesis_template": template}, 422, "must contain {} once")
+            for template in ("it is", "{} {}", "{} {0}", "{0.__class__}", "{0[0]}", "{!r}", "{:>999999999}", "{", "{a}")
+        ),
+        ({"candidate_labels": ["a ", "a " * 90]}, 422, "has 103 tokens; at most 60 fit beside a text"),
+        ({"candidate_labels": ["a", "a" * 2048]}, 422, "has 2067 characters; at most 2048 are read"),
+        ({"candidate_labels": ["a" * 99], "hypothesis_template": "{0}" * 99}, 422, "at most 2048 are read"),
+        ({"candidate_labels": ["a"], "hypothesis_template": "{}" + " " * 2048}, 422, "at most 2048 are read"),
         ({"candidate_labels": ["a"] * 33}, 422, "33 `candidate_labels` each are 33 inputs; the maximum is 32"),
         ({"candidate_labels": [1]}, 422, "expected `str`"),
     ],

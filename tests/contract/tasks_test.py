@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 from tests.support.clients import get, metric, post_json
 from tests.support.pipelines import pipeline_answers
 from tests.support.server import Server, measured
-from tests.support.tasks import LABELS, MAX_LENGTH, TinyModel, write_bundle
+from tests.support.tasks import CANDIDATES, LABELS, MAX_LENGTH, TinyModel, write_bundle
 from tests.support.triton_clients import TritonClient
 
 if TYPE_CHECKING:
@@ -116,6 +116,24 @@ def test_answer_is_what_transformers_says(server: Server, tiny: dict[str, TinyMo
                 (one["start"], one["end"]) for one in expected
             ]
             same(found if isinstance(found, list) else [found], expected, "answer", "start", "end")
+
+
+def test_all_that_there_are(server: Server, tiny: dict[str, TinyModel]) -> None:
+    """A `top_k` above the number of labels, answers or candidates returns all of them, as the pipelines do."""
+    many = {"top_k": 1000}
+    classes = transformers.TextClassificationPipeline(
+        model=tiny["classify"].model, tokenizer=tiny["classify"].tokenizer
+    )
+    (found,) = ask(server, "/classify", inputs=QUESTION, parameters=many)
+    same(found, classes(QUESTION, **many), "label")
+    answers = ask(server, "/answer", inputs={"question": QUESTION, "context": CONTEXT}, parameters=many)
+    expected = pipeline_answers(tiny["answer"], QUESTION, CONTEXT, **many)
+    assert len(expected) > 100
+    scores = {(one["start"], one["end"]): pytest.approx(one["score"], rel=CLOSE, abs=1e-6) for one in expected}
+    assert {(one["start"], one["end"]): one["score"] for one in answers} == scores
+    masks = transformers.FillMaskPipeline(model=tiny["fill_mask"].model, tokenizer=tiny["fill_mask"].tokenizer)
+    filled = ask(server, "/fill-mask", inputs="the [MASK] is on", parameters=many)
+    same(filled, masks("the [MASK] is on", top_k=CANDIDATES), "token", "sequence")
 
 
 def test_answer_shapes(server: Server) -> None:
@@ -226,8 +244,8 @@ def _approximately(value: Any) -> Any:
 
 
 ASKED = {"question": "x", "context": "y"}
+MANY_SPANS = {"question": "x", "context": "y " * 9000}
 WRONG = {
-    "no such class": ("/classify", {"inputs": "x", "parameters": {"top_k": 4}}, 422),
     "no class at all": ("/classify", {"inputs": "x", "parameters": {"top_k": 0}}, 422),
     "unknown function": ("/classify", {"inputs": "x", "parameters": {"function_to_apply": "relu"}}, 422),
     "unknown parameter": ("/tag", {"inputs": "x", "parameters": {"grouped_entities": True}}, 422),
@@ -235,14 +253,14 @@ WRONG = {
     "too many inputs": ("/tag", {"inputs": ["x"] * 33}, 422),
     "too long": ("/tag", {"inputs": "is " * MAX_LENGTH, "parameters": {"truncate": False}}, 422),
     "no mask": ("/fill-mask", {"inputs": "x"}, 422),
-    "more tokens than there are": ("/fill-mask", {"inputs": "[MASK]", "parameters": {"top_k": 1000}}, 422),
     "windows too short": ("/answer", {"inputs": ASKED, "parameters": {"max_seq_len": 8}}, 422),
     "no model of inference": ("/classify", {"inputs": "x", "parameters": {"candidate_labels": ["a"]}}, 400),
     "labels of nothing": ("/classify", {"inputs": "x", "parameters": {"candidate_labels": []}}, 400),
     "no target": ("/fill-mask", {"inputs": "[MASK]", "parameters": {"targets": []}}, 422),
     "too many targets": ("/fill-mask", {"inputs": "[MASK]", "parameters": {"targets": ["a"] * 9}}, 422),
     "no context": ("/answer", {"inputs": {"question": "x"}}, 422),
-    "too many answers": ("/answer", {"inputs": ASKED, "parameters": {"top_k": 101}}, 422),
+    "too many answers": ("/answer", {"inputs": MANY_SPANS, "parameters": {"top_k": 2000}}, 422),
+    "no answer at all": ("/answer", {"inputs": ASKED, "parameters": {"top_k": 0}}, 422),
     "an answer of nothing": ("/answer", {"inputs": ASKED, "parameters": {"max_answer_len": 0}}, 422),
     "a negative overlap": ("/answer", {"inputs": ASKED, "parameters": {"doc_stride": -1}}, 422),
     "a stride of tokens": ("/tag", {"inputs": "x", "parameters": {"stride": 4, "aggregation_strategy": "none"}}, 422),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from typing import TYPE_CHECKING
 
@@ -104,6 +105,24 @@ def test_pairs_are_cut_as_transformers_cuts_them(models: Path, side: Side) -> No
             found = ours.encode(pairs, truncate=truncate)
             assert [list(text.ids) for text in found] == wanted["input_ids"], length
             assert [list(text.type_ids or ()) for text in found] == wanted["token_type_ids"], length
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_first_texts_are_cut_as_transformers_cuts_them(models: Path, side: Side) -> None:
+    """Where the second text stays whole, the first is cut alone and keeps a token, or the pair is refused by name."""
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=library(models), truncation_side=side)
+    names = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    made = {length: TextTokenizer(library(models), length, 30_522, truncation_side=side) for length in (5, 12, 20)}
+    for (length, ours), one, two in itertools.product(made.items(), range(10), range(1, 10)):
+        pair = (" ".join(names[:one]), " ".join(names[:two]))
+        try:
+            wanted = theirs(*pair, truncation="only_first", max_length=length)["input_ids"]
+        except Exception:  # noqa: BLE001  the binding's "Sequence to truncate too short" is a bare Exception
+            with pytest.raises(InvalidRequest, match=f"a label has {two} tokens; at most {length - 4} fit"):
+                ours.encode([pair], truncate=True, whole="a label")
+        else:
+            (found,) = ours.encode([pair], truncate=True, whole="a label")
+            assert list(found.ids) == wanted
 
 
 def test_a_model_has_an_end_of_its_own_that_is_cut(models: Path) -> None:

@@ -102,7 +102,8 @@ class ClassifyParameters(LongScored, frozen=True, forbid_unknown_fields=True):
         truncate: Truncate long inputs; null: the server's default.
         candidate_labels: Labels for zero-shot classification, as a list or separated by commas. Requires a model for
             natural language inference.
-        hypothesis_template: A sentence with `{}` in place of a label of `candidate_labels`.
+        hypothesis_template: A sentence with `{}` in place of a label of `candidate_labels`, as in `str.format`. It
+            is never truncated.
         multi_label: Score each of `candidate_labels` independently; otherwise their scores add up to 1.
         long: `window` reads long texts in windows, by `window_tokens`, `window_overlap` and `window_scores`.
     """
@@ -160,8 +161,8 @@ async def _classify(context: AppContext, http: HttpRequest, *, empty: bool) -> H
     parameters = message.parameters
     listed = message.inputs if isinstance(message.inputs, list) else [message.inputs]
     inputs: list[TextInput] = [_text(value) for value in listed]
-    if not empty:
-        check_not_empty(inputs)
+    if not empty or parameters.candidate_labels is not None:
+        check_not_empty(inputs)  # as the pipeline of `candidate_labels` does
     if parameters.candidate_labels is not None:
         if parameters.windows is not None:
             raise InvalidRequest("`candidate_labels` cannot be combined with `long`; leave one out")
