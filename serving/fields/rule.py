@@ -173,7 +173,7 @@ def near_names(name: str, known: tuple[str, ...]) -> tuple[str, ...]:
 
 def _unsupported(name: str, harmless: Sequence[object], where: str) -> str:
     # The name is the owner's, not the request's.
-    values = " or ".join([json.dumps(value) for value in harmless])
+    values = " or ".join(dict.fromkeys(map(json.dumps, harmless)))  # owners may agree
     return f"the value of `{name}`{where} is not supported; leave it out" + (f" or send {values}" if values else "")
 
 

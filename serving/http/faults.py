@@ -1,11 +1,12 @@
 """HTTP error bodies: each protocol family has its own body and some statuses.
 
-/v2        {"error": "text"}                                Triton, KServe; a schema violation is 400
-/v1        {"error": {"message", "type", "param", "code"}}  OpenAI, with `/embeddings`; a schema violation is 400
-TEI, /     {"error": "text", "error_type": "Validation"}    a wrong model type is 424
-Cohere     {"id", "message"}                                /v1/embed, /v1/rerank, /v2/embed, /v2/rerank
+/v2        {"error": "text"}                                           Triton, KServe; a schema violation is 400
+/v1        {"error": {"message", "type", "param", "code"}, "detail"}   OpenAI, `/embeddings`; a schema violation is 400
+TEI, /     {"error": "text", "error_type": "Validation"}               a wrong model type is 424
+Cohere     {"id", "message", "detail"}                                 /v1/embed, /v1/rerank, /v2/embed, /v2/rerank
 all else   {"error": {"reason", "message", "request_id"}}
 
+`detail` repeats the message for clients of Jina and Voyage, which read no other field.
 A route of a named model, `/models/{name}/...`, belongs to the family of the route after the name.
 """
 
@@ -77,6 +78,7 @@ class CohereError(msgspec.Struct):
 
     id: str
     message: str
+    detail: str
 
 
 class OpenAiDetail(msgspec.Struct):
@@ -92,6 +94,7 @@ class OpenAiError(msgspec.Struct):
     """An error of OpenAI's API."""
 
     error: OpenAiDetail
+    detail: str
 
 
 class Detail(msgspec.Struct):
@@ -140,10 +143,10 @@ def error_body(path: str, error: BertserveError, identity: str) -> bytes:
     elif family is TeiError:
         body = TeiError(message, _first(_TEI_TYPES, error))
     elif family is CohereError:
-        body = CohereError(identity, message)
+        body = CohereError(identity, message, message)
     elif family is OpenAiError:
         param = error.param if isinstance(error, InvalidRequest) else None
-        body = OpenAiError(OpenAiDetail(message, _first(_OPENAI_TYPES, error), param, error.reason))
+        body = OpenAiError(OpenAiDetail(message, _first(_OPENAI_TYPES, error), param, error.reason), message)
     return msgspec.json.encode(body)
 
 

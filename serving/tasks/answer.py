@@ -85,7 +85,7 @@ _FREE_ANSWERS, _MAX_SPANS = 100, 100_000
 """Up to so many answers are sought in any context. For more, the candidate spans of all windows are limited: 100,000
 take half a second."""
 
-_MIN_WINDOW = 256
+_MIN_WINDOW = 128
 
 _MORE_SPANS, _SPARE_SPANS = 2, 10
 """Candidate spans of tokens in each window: the wanted answers times `_MORE_SPANS`, plus `_SPARE_SPANS`. Several of

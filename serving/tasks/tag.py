@@ -102,7 +102,7 @@ class Tokens(Protocol):
 
 
 def check(options: TagOptions, manifest: Facts) -> None:
-    windows.check(options, manifest)
+    windows.check(options, manifest, stride=options.by_window)
     if options.by_window and options.aggregation == "none":
         raise InvalidRequest("`stride` merges entities: send an `aggregation_strategy` other than `none`")
 

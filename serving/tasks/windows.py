@@ -114,7 +114,8 @@ def asked(options: WindowOptions) -> bool:
     return options.windows is not None
 
 
-def check(options: WindowOptions, manifest: Facts) -> None:
+def check(options: WindowOptions, manifest: Facts, *, stride: bool = False) -> None:
+    """Rejects windows that a model cannot read. A `stride`, as in Transformers, may be longer."""
     windows = options.windows
     if windows is None:
         return
@@ -122,11 +123,12 @@ def check(options: WindowOptions, manifest: Facts) -> None:
         raise InvalidRequest(
             f"`window_tokens` is {quoted(windows.tokens)}; it must be {MIN_WINDOW} to {manifest.max_length}"
         )
-    most = (windows.tokens or manifest.max_length) // 2
+    length = windows.tokens or manifest.max_length
+    name, most, part = (
+        ("stride", 2 * length // 3, "two thirds of") if stride else ("window_overlap", length // 2, "half")
+    )
     if windows.overlap_tokens is not None and not 0 <= windows.overlap_tokens <= most:
-        raise InvalidRequest(
-            f"`window_overlap` is {quoted(windows.overlap_tokens)}; it must be 0 to {most}, half a window"
-        )
+        raise InvalidRequest(f"`{name}` is {quoted(windows.overlap_tokens)}; it must be 0 to {most}, {part} a window")
 
 
 def sizes_bytes(

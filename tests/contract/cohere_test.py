@@ -50,11 +50,12 @@ def ask(server: Server, path: str, **message: Any) -> Any:
 
 
 def refusal(server: Server, path: str, status: int, **message: Any) -> str:
-    """The sentence of a refusal in Cohere's shape."""
+    """The sentence of a refusal in Cohere's shape; Jina's and Voyage's clients read `detail`."""
     reply = post(server, path, **message)
     assert reply.status == status, reply.body
-    assert reply.json().keys() == {"id", "message"}
+    assert reply.json().keys() == {"id", "message", "detail"}
     assert reply.json()["id"] == "r-1"
+    assert reply.json()["detail"] == reply.json()["message"]
     return str(reply.json()["message"])
 
 
@@ -214,6 +215,18 @@ def test_documents_in_the_order_of_the_model(
 
 
 @pytest.mark.parametrize("path", RERANKERS)
+def test_a_top_n_of_0_means_all(tasks_server: Server, path: str) -> None:
+    """As in vLLM, whose default it is, and infinity; Voyage's `top_k` likewise."""
+    for field in ("top_n", "top_k"):
+        assert len(ask(tasks_server, path, query=QUERY, documents=DOCUMENTS, **{field: 0})["results"]) == len(DOCUMENTS)
+    if path.startswith("/v"):
+        said = refusal(tasks_server, path, 422, query=QUERY, documents=DOCUMENTS, top_n=-1)
+        assert said == "`top_n` is -1; the minimum is 0, which returns all"
+    else:
+        assert len(ask(tasks_server, path, query=QUERY, texts=DOCUMENTS, top_n=0)) == len(DOCUMENTS)
+
+
+@pytest.mark.parametrize("path", RERANKERS)
 def test_documents_that_are_objects(tasks_server: Server, tiny_models: dict[str, TinyModel], path: str) -> None:
     """Their `text` is read, or the fields that are named; where asked they come back as they came."""
     documents = [{"text": "it is", "title": "a text"}, "a text", {"text": "the server", "title": "and"}]
@@ -259,7 +272,10 @@ def test_the_body_tells_whose_shape_it_has(tasks_server: Server) -> None:
     """`texts` are TEI's, also where a text is the other word; errors are those of the route."""
     ranks = ask(tasks_server, "/rerank", query="documents", texts=["documents", '"documents": []'])
     assert {entry.keys() == {"index", "score"} for entry in ranks} == {True}
-    for message in ({"query": "a", "documents": ["b"], "top_n": 0}, {"query": "a", "documents": ["b"], "texts": ["c"]}):
+    for message in (
+        {"query": "a", "documents": ["b"], "top_n": -1},
+        {"query": "a", "documents": ["b"], "texts": ["c"]},
+    ):
         reply = post(tasks_server, "/rerank", **message)
         assert (reply.status, reply.json()["error_type"]) == (422, "Validation")
     assert ask(tasks_server, "/models/rerank", query="a", documents=["b"])["results"]

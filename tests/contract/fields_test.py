@@ -181,6 +181,7 @@ def test_owners_fields_that_ask_for_nothing_are_taken(tasks_server: Server, path
         ("/v1/embeddings", {**EMBED, "input": [{"image": "http://x"}]}, 400, "image"),
         ("/v1/embeddings", {**EMBED, "output_dimension": 8}, 400, "output_dimension"),
         ("/v1/rerank", {**RANK, "return_embeddings": True}, 422, "return_embeddings"),
+        ("/v1/rerank", {**RANK, "truncation": False}, 422, "leave it out or send true'"),  # of two owners
         ("/v1/embeddings", {**EMBED, "messages": [{"role": "user", "content": "a"}]}, 400, "messages"),
         ("/v1/rerank", {**RANK, "use_activation": False}, 422, "`use_activation` is not supported"),
         ("/v1/rerank", {**RANK, "instruction": "find answers"}, 422, "instruction"),
@@ -220,10 +221,18 @@ def test_jinas_truncate_is_obeyed(tasks_server: Server) -> None:
 
 
 def test_voyages_top_k_is_obeyed(tasks_server: Server) -> None:
-    """`top_n` goes before it."""
-    assert len(post_json(tasks_server.http, "/v1/rerank", {**RANK, "top_k": 1}).json()["results"]) == 1
-    assert len(post_json(tasks_server.http, "/v1/rerank", {**RANK, "top_k": 1, "top_n": 2}).json()["results"]) == 2
-    assert "`top_k`" in str(post_json(tasks_server.http, "/v1/rerank", {**RANK, "top_k": 0}).json())
+    """`top_n` goes before it; where it is sent, also as null, the results are in `data` as well."""
+
+    def ranked(**fields: object) -> Any:
+        return post_json(tasks_server.http, "/v1/rerank", {**RANK, **fields}).json()
+
+    assert len(ranked(top_k=1)["results"]) == 1
+    assert len(ranked(top_k=1, top_n=2)["results"]) == 2
+    assert "`top_k`" in str(ranked(top_k=-1))
+    for sent in ({"top_k": 1}, {"top_k": None}, {"top_k": None, "truncation": True}):
+        reply = ranked(**sent)
+        assert reply["data"] == reply["results"]
+    assert "data" not in ranked(top_n=1, query='the "top_k" of "it"')
 
 
 def test_vertex_names_what_any_instance_brings(tiny_server: Server) -> None:

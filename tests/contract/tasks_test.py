@@ -455,6 +455,18 @@ def test_entities_of_a_long_text(server: Server, strategy: str) -> None:
         assert all(entity["start"] >= end for entity, end in zip(entities, ends, strict=False))
 
 
+@pytest.mark.parametrize("stride", [0, 16, 42])
+def test_entities_by_a_stride(server: Server, tiny: dict[str, TinyModel], stride: int) -> None:
+    """They are the pipeline's, also where windows share more than half; a longer stride is refused by its name."""
+    pipeline = transformers.TokenClassificationPipeline(model=tiny["tag"].model, tokenizer=tiny["tag"].tokenizer)
+    options = {"aggregation_strategy": "simple", "stride": stride}
+    same(
+        ask(server, "/tag", inputs=LONG, parameters=options), pipeline(LONG, **options), "entity_group", "start", "end"
+    )
+    refused = post_json(server.http, "/tag", {"inputs": LONG, "parameters": {"stride": 43}})
+    assert "`stride` is 43; it must be 0 to 42, two thirds of a window" in str(refused.json())
+
+
 def test_tokens_of_windows_are_tagged_where_most_of_the_text_is_around_them(server: Server) -> None:
     """Each token of the text has exactly one tag, and its score is that of one of the windows that hold it."""
     text = "the server is in the text " * 20

@@ -41,7 +41,7 @@ def own(reason: str) -> dict[str, Any]:
         ),
         (("/models/m/embed", "/models/embed/rerank", "/models/m/tokenize"), WrongTask(WHY), 424, None),
         # Cohere's have our own statuses, though one of the paths begins as v2's do.
-        (("/v1/rerank", "/v2/rerank"), InvalidRequest(WHY), 422, {"id": "id", "message": WHY}),
+        (("/v1/rerank", "/v2/rerank"), InvalidRequest(WHY), 422, {"id": "id", "message": WHY, "detail": WHY}),
         (("/embed",), MethodNotAllowed(WHY, allowed="POST"), 405, None),
     ],
     ids=["v2", "any alphabet", "alike", "none", "TEI's", "TEI's task", "Cohere's", "a method"],

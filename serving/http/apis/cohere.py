@@ -172,8 +172,8 @@ async def rank(context: AppContext, http: HttpRequest, version: str, *, repeat: 
     """Reranks documents. `repeat` returns each document with its score, unless the request says otherwise."""
     message = await http.json(_RANK, context.large_body_lock)
     field, most = ("top_n", message.top_n) if message.top_n is not None else ("top_k", message.top_k)
-    if most is not None and most < 1:
-        raise InvalidRequest(f"`{field}` is {quoted(most)}; the minimum is 1")
+    if most is not None and most < 0:
+        raise InvalidRequest(f"`{field}` is {quoted(most)}; the minimum is 0, which returns all")
     name = http.parameters.get("model") or named_or_only(context.repository, message.model)
     windows = _windows(message.max_chunks_per_doc)
     name, options = ranking(context.repository, name, windows=windows, weights=message.weights)
@@ -198,7 +198,10 @@ async def rank(context: AppContext, http: HttpRequest, version: str, *, repeat: 
     ranks.sort(key=lambda ranked: -ranked.relevance_score)
     meta = RankingMeta(ApiVersion(version), TokenCount(outcome.tokens))
     usage = Usage(outcome.tokens, outcome.tokens)
-    reply = RankingReply(http.request_id, ranks[:most], outcome.model, meta, usage)
+    ranks = ranks[: most or None]
+    # A null may already have left the message. In a JSON text, the quotes would be escaped.
+    data = ranks if b'"top_k"' in http.body else msgspec.UNSET
+    reply = RankingReply(http.request_id, ranks, outcome.model, meta, usage, data)
     return json_reply(reply, head=_head(outcome, cut))
 
 

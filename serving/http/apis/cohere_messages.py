@@ -124,8 +124,8 @@ class RankingRequest(msgspec.Struct, forbid_unknown_fields=True):
         query: The query.
         documents: The documents, as texts or objects of texts.
         model: Name of a model. If only one model can answer, any name is accepted, and the reply has the real one.
-        top_n: Number of best documents to return; null: all.
-        top_k: The same in Voyage's API; `top_n` takes precedence.
+        top_n: Number of best documents to return; null or 0: all.
+        top_k: The same in Voyage's API; `top_n` takes precedence. With it, even null, the reply also has `data`.
         return_documents: Return each document with its score; null: yes on `/rerank`, no on Cohere's routes.
         rank_fields: Fields to read of documents that are objects, joined by newlines; null: `text`.
         max_tokens_per_doc: Maximum tokens of each document to read; null, or more than the model's limit: that limit.
@@ -169,10 +169,20 @@ class RankingMeta(msgspec.Struct):
 
 
 class RankingReply(msgspec.Struct):
-    """The documents, best first; `id` is the request's id, `model` the model that answered."""
+    """The documents, best first.
+
+    Attributes:
+        id: The request's id.
+        results: The documents.
+        model: The model that answered.
+        meta: The API version and the tokens.
+        usage: The tokens.
+        data: The documents again, for requests with `top_k`: Voyage's clients read them here.
+    """
 
     id: str
     results: list[Ranked]
     model: str
     meta: RankingMeta
     usage: Usage
+    data: list[Ranked] | msgspec.UnsetType = msgspec.UNSET

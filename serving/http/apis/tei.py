@@ -287,7 +287,7 @@ async def rerank(context: AppContext, http: HttpRequest) -> HttpReply:
     ]
     ranks.sort(key=lambda rank: -rank.score)
     return HttpReply(
-        msgspec.json.encode(ranks[: message.top_n]), head=_times_head(outcome, [message.query, *message.texts])
+        msgspec.json.encode(ranks[: message.top_n or None]), head=_times_head(outcome, [message.query, *message.texts])
     )
 
 

@@ -143,7 +143,7 @@ class RerankRequest(LongScored, frozen=True, forbid_unknown_fields=True):
             model returns the sum of its products (true) or their mean over the query's vectors (false). A model with
             several outputs ignores it.
         return_text: Return each text with its score.
-        top_n: Number of best texts to return (LiteLLM); null: all.
+        top_n: Number of best texts to return (LiteLLM); null or 0: all.
         weights: Weights of the scores of a model with several outputs, by the names `dense`, `sparse` and `tokens`;
             null: the same weight for all.
         long: `window` reads long texts in windows, by `window_tokens`, `window_overlap` and `window_scores`.
@@ -157,7 +157,7 @@ class RerankRequest(LongScored, frozen=True, forbid_unknown_fields=True):
     truncation_direction: Direction | None = None
     raw_scores: bool | None = None
     return_text: bool = False
-    top_n: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    top_n: Annotated[int, msgspec.Meta(ge=0)] | None = None
     weights: dict[str, float] | None = None
 
 

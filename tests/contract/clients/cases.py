@@ -158,6 +158,13 @@ def openai_models(server: Server) -> Any:
     return [one.id for one in OpenAI(base_url=f"{server.url}/v1", api_key=KEY).models.list()]
 
 
+@case("openai", 'the same with `input=[""]`', words="`input` cannot be empty", cure="leave empty texts out")
+def openai_empty(server: Server) -> Any:
+    from openai import OpenAI
+
+    return OpenAI(base_url=f"{server.url}/v1", api_key=KEY).embeddings.create(model="minilm", input=[""]).data
+
+
 # LangChain.
 
 
@@ -288,6 +295,19 @@ def llama_tei(server: Server) -> Any:
 
 
 @case(
+    "llama-index-embeddings-text-embeddings-inference",
+    "the same with `embed_batch_size=33` and 33 texts",
+    words="Input should be a valid list",
+    cure="a smaller `embed_batch_size`, or raise `--max-client-batch-size`",
+)
+def llama_tei_many(server: Server) -> Any:
+    from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+
+    embedding = TextEmbeddingsInference(model_name="minilm", base_url=server.url, embed_batch_size=MANY)
+    return embedding.get_text_embedding_batch(TEXTS[:1] * MANY)
+
+
+@case(
     "llama-index-embeddings-huggingface-api",
     '`HuggingFaceInferenceAPIEmbedding(model_name="URL/models/minilm").get_text_embedding(...)`',
     "vector",
@@ -327,6 +347,22 @@ def haystack_openai_text(server: Server) -> Any:
     return embedder.run(TEXTS[0])["embedding"]
 
 
+@case(
+    "haystack-ai",
+    "`OpenAIDocumentEmbedder(..., raise_on_failure=True).run([...])` with an empty text",
+    words="`input` cannot be empty",
+    cure="leave empty texts out; without `raise_on_failure`, the embedder only logs the error",
+)
+def haystack_openai_empty(server: Server) -> Any:
+    from haystack import Document
+    from haystack.components.embedders import OpenAIDocumentEmbedder
+    from haystack.utils import Secret
+
+    key = Secret.from_token(KEY)
+    embedder = OpenAIDocumentEmbedder(api_key=key, api_base_url=f"{server.url}/v1", raise_on_failure=True)
+    return embedder.run([Document(content="")])
+
+
 def _haystack_tei(name: str, url: str, **options: Any) -> Any:
     from haystack_integrations.components.embedders import huggingface_api
 
@@ -350,11 +386,13 @@ def haystack_tei_text(server: Server) -> Any:
     return embedder.run(TEXTS[0])["embedding"]
 
 
-def _ranked(ranker: Any) -> Any:
+def _ranked(ranker: Any, count: int = len(DOCUMENTS)) -> Any:
     from haystack import Document
 
     ranker.warm_up()
-    found = ranker.run(query=QUESTION, documents=[Document(content=text) for text in DOCUMENTS])["documents"]
+    texts = (DOCUMENTS * count)[:count]
+    documents = [Document(id=str(index), content=text) for index, text in enumerate(texts)]  # it drops equal ids
+    found = ranker.run(query=QUESTION, documents=documents)["documents"]
     return [[DOCUMENTS.index(one.content), one.score] for one in found]
 
 
@@ -363,6 +401,18 @@ def haystack_ranker(server: Server) -> Any:
     from haystack_integrations.components.rankers.huggingface_api import HuggingFaceTEIRanker
 
     return _ranked(HuggingFaceTEIRanker(url=server.url))
+
+
+@case(
+    "huggingface-api-haystack",
+    "the same with 33 documents",
+    words="the request has 33 inputs; the maximum is 32",
+    cure="fewer documents, or raise `--max-client-batch-size`",
+)
+def haystack_ranker_many(server: Server) -> Any:
+    from haystack_integrations.components.rankers.huggingface_api import HuggingFaceTEIRanker
+
+    return _ranked(HuggingFaceTEIRanker(url=server.url), MANY)
 
 
 @case(
@@ -520,6 +570,26 @@ def litellm_jina_rerank(server: Server) -> Any:
     return _litellm_rerank(model="jina_ai/rerank", api_base=server.url, api_key=KEY)
 
 
+@case("litellm", "the same with `top_n=-1`", words="the minimum is 0, which returns all", cure="`top_n=4`")
+def litellm_jina_refused(server: Server) -> Any:
+    return _litellm_rerank(model="jina_ai/rerank", api_base=server.url, api_key=KEY, top_n=-1)
+
+
+@case("litellm", '`rerank(model="voyage/rerank", api_base="URL", top_n=4, ...)`', "ranks")
+def litellm_voyage_rerank(server: Server) -> Any:
+    return _litellm_rerank(model="voyage/rerank", api_base=server.url, api_key=KEY, top_n=len(DOCUMENTS))
+
+
+@case(
+    "litellm",
+    "the same without `top_n`",
+    words="No results found in the response",
+    cure="`top_n`, by which the server knows Voyage's clients",
+)
+def litellm_voyage_rerank_all(server: Server) -> Any:
+    return _litellm_rerank(model="voyage/rerank", api_base=server.url, api_key=KEY)
+
+
 @case("litellm", '`embedding(model="huggingface/minilm", api_base="URL/embed", input_type="embed")`', "vectors")
 def litellm_huggingface(server: Server) -> Any:
     return _litellm_embedding(model="huggingface/minilm", api_base=f"{server.url}/embed", input_type="embed")
@@ -560,6 +630,14 @@ def cohere_v2_rerank(server: Server) -> Any:
     import cohere
 
     return _cohere_ranks(cohere.ClientV2(KEY, base_url=server.url))
+
+
+@case("cohere", "the same with `top_n=-1`", words="the minimum is 0, which returns all", cure="`top_n=4`")
+def cohere_refused(server: Server) -> Any:
+    import cohere
+
+    client = cohere.ClientV2(KEY, base_url=server.url)
+    return client.rerank(model="rerank-v3.5", query=QUESTION, documents=DOCUMENTS, top_n=-1)
 
 
 @case("cohere", '`Client(base_url="URL", ...).embed(texts=[...], input_type="search_document")`', "vectors")
