@@ -5,21 +5,20 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import Tokenizer
-
+from export.checkpoint.vocabulary import AT_ONCE, UNCUT
 from export.errors import ExportError
 from export.progress import quiet
 from export.texts import corpus
-from serving.errors import BundleError
-from serving.inference.tokenizer import TextTokenizer, opened_tokenizer
+from serving.errors import BertserveError
+from serving.inference.tokenizer import opened_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from export.checkpoint.vocabulary import Vocabulary
+    from serving.inference.tokenizer import TextTokenizer
     from serving.records import EncodedText
 
-_UNCUT = 1 << 20
 _SHORT = (16, 17)
 """Limits that leave a pair an even and an odd number of tokens, and that most texts exceed."""
 _MAX_REST = 400
@@ -43,31 +42,37 @@ def check(where: str, words: Vocabulary, vocab_size: int, max_length: int) -> No
         ExportError: They differ, or a rule is too slow for some text.
     """
     content, theirs = words.content.decode(), words.reference
-    arguments = (_UNCUT, vocab_size, words.special_ids.get("mask"), words.truncation_side)
-    try:  # with the rules tried that are the checkpoint's own, as the server does
-        ours = opened_tokenizer(content, *arguments)
-    except BundleError as error:
-        raise ExportError(f"{where}: tokenizer.json: {error}") from error
-    if ours.turn is not None:  # its process would not see the lengths that are set below
-        ours = TextTokenizer(Tokenizer.from_str(content), *arguments)
+    arguments = (vocab_size, words.special_ids.get("mask"), words.truncation_side)
+    ours = opened_tokenizer(content, UNCUT, *arguments, tried=True)
     texts = corpus.probes()
     alone = [text for text in texts if isinstance(text, str)]
     pairs = [text for text in texts if isinstance(text, tuple)]
-    for length in dict.fromkeys((_UNCUT, max_length, *_SHORT)):
-        ours.max_length = length
+    for length in dict.fromkeys((UNCUT, max_length, *_SHORT)):
+        if ours.turn is None:
+            ours.max_length = length
+        else:  # a process of its own, which would not see that
+            ours = opened_tokenizer(content, length, *arguments, tried=True)
         fit = [pair for pair in pairs if len(pair[0]) * len(pair[1]) <= _MAX_REST * length**2]
-        groups: tuple[Sequence[corpus.Text], ...] = (alone, fit)
-        for group in groups:
-            columns = [group] if group is alone else list(map(list, zip(*fit, strict=True)))
-            with quiet():
+        for group in _groups(alone, ours) + _groups(fit, ours):
+            try:
+                found = ours.encode(group, truncate=True)
+            except BertserveError as error:
+                raise ExportError(f"{where}: tokenizer.json: {error}") from error
+            columns = [group] if isinstance(group[0], str) else list(map(list, zip(*group, strict=True)))
+            with quiet():  # after ours, which rules of the tokenizer's own cannot hold up
                 wanted = theirs(*columns, truncation="longest_first", max_length=length)
-            found = ours.encode(group, truncate=True)
             for index, (text, encoded) in enumerate(zip(group, found, strict=True)):
                 expected = {name: rows[index] for name, rows in wanted.items()}
                 if max(expected["input_ids"]) >= vocab_size:
                     continue  # the model itself fails on it
                 if (difference := _difference(encoded, expected)) is not None:
                     raise ExportError(_sentence(where, theirs, text, length, *difference))
+
+
+def _groups(texts: Sequence[corpus.Text], ours: TextTokenizer) -> list[Sequence[corpus.Text]]:
+    """All texts, or as many at once as share the limits of a call."""
+    size = len(texts) if ours.turn is None else AT_ONCE
+    return [texts[at : at + size] for at in range(0, len(texts), max(1, size))]
 
 
 def _difference(found: EncodedText, expected: dict[str, list[int]]) -> tuple[str, list[int], list[int]] | None:
@@ -97,9 +102,9 @@ def _sentence(
     sides = [list(side)[shown] for side in (ours, wanted)]
     if what == "tokens":
         sides = [theirs.convert_ids_to_tokens(side) for side in sides]
-    cut = "" if length == _UNCUT else f", truncated to {length} tokens"
+    cut = "" if length == UNCUT else f", truncated to {length} tokens"
     settings = {"token types": "model_input_names", "masks": "padding"}
-    setting = settings.get(what, "the tokenizer's own rules" if length == _UNCUT else "truncation_side")
+    setting = settings.get(what, "the tokenizer's own rules" if length == UNCUT else "truncation_side")
     return (
         f"{where}: the server's {what} differ from those of {type(theirs).__name__} in Transformers, so answers "
         f"would differ. Text {corpus.shown(text)!a}{cut}, from token {shown.start}: {sides[0]} here, {sides[1]} there. "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import json
 from typing import TYPE_CHECKING, Any, Self
@@ -10,7 +11,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 
 from export.errors import ExportError
 from export.progress import quiet
+from serving.errors import BundleError
 from serving.host import installing
+from serving.inference.tokenizer import check_rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,6 +25,12 @@ TOKENIZER = "tokenizer.json"
 _WORDPIECE = "vocab.txt"
 _BPE = ("vocab.json", "merges.txt")
 _SENTENCEPIECE = ("sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model")
+_BARE = {
+    **dict.fromkeys(("pre_tokenizer", "post_processor", "decoder")),
+    **{"version": "1.0", "added_tokens": [], "model": {"type": "Unigram", "unk_id": 0, "vocab": [["", 0]]}},
+}
+"""The other parts of a tokenizer.json, to try a normalizer alone."""
+
 _PIECES = {1: "Unigram", 2: "BPE"}
 """SentencePiece's model types by number."""
 
@@ -97,6 +106,18 @@ def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:
     return made
 
 
+def try_rules(folder: Folder, document: Mapping[str, Any], file: str = TOKENIZER) -> None:
+    """Tries rules that may be unbounded, before a text or an added token meets them in this process.
+
+    Raises:
+        ExportError: One of them takes too much time or memory.
+    """
+    try:
+        check_rules(document)
+    except BundleError as error:
+        raise ExportError(f"checkpoint {folder.path}: {file}: {error}") from error
+
+
 def mark(made: Any, markers: Iterable[str]) -> None:  # noqa: ANN401  of Transformers
     """Makes markers of multi-vector models special tokens, as Sentence Transformers' MultiVectorEncoder does.
 
@@ -144,6 +165,7 @@ def _checked(folder: Folder) -> tuple[str, int, str]:
     """The vocabulary file, its number of entries, and how it splits words, if it says so."""
     if document := folder.object(TOKENIZER):
         with BareExceptions(f"checkpoint {folder.path}: {TOKENIZER} is not a tokenizer"):
+            try_rules(folder, document)
             model = Tokenizer.from_str(json.dumps(document)).model
         return TOKENIZER, len(document["model"]["vocab"]), type(model).__name__
     for file in _SENTENCEPIECE:
@@ -177,6 +199,10 @@ def _pieces(folder: Folder, file: str) -> tuple[int, str]:
         raise ExportError(f"checkpoint {folder.path}: {file} is not a SentencePiece model") from error
     if not model.pieces:
         raise ExportError(f"checkpoint {folder.path}: {file} is not a SentencePiece model, or has no pieces")
+    if charsmap := model.normalizer_spec.precompiled_charsmap:
+        rule = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}
+        with BareExceptions(f"checkpoint {folder.path}: {file} is not a SentencePiece model"):
+            try_rules(folder, {**_BARE, "normalizer": rule}, file)
     return len(model.pieces), _PIECES.get(model.trainer_spec.model_type, "words or characters")
 
 

@@ -12,6 +12,9 @@ from tokenizers import Tokenizer
 from export.checkpoint import tokenizer as checkpoint_tokenizer
 from export.checkpoint.tokenizer import TOKENIZER, BareExceptions
 from export.errors import ExportError
+from serving.errors import BertserveError
+from serving.inference.tokenizer import opened_tokenizer
+from serving.inference.tokenizer_rules import foreign_rules
 from serving.records import EncodedText
 from serving.tasks.embed_tokens import filled
 
@@ -33,6 +36,11 @@ _ROLES = {
 """Special tokens of BERT and RoBERTa, if Transformers knows none."""
 _REQUIRED_ROLES = ("pad", "cls", "sep")
 _TYPES = "token_type_ids"
+UNCUT = 1 << 20
+"""A maximum length that no text reaches."""
+
+AT_ONCE = 16
+"""Texts that share the limits of one call, if rules may be unbounded."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,11 +64,37 @@ class Vocabulary:
     reference: Any = field(default=None, repr=False, compare=False)
 
     def encode(self, texts: Sequence[Text], max_length: int) -> list[EncodedText]:
-        """Encodes texts and pairs, truncated to `max_length` tokens including special ones."""
-        tokenizer = Tokenizer.from_str(self.content.decode())
-        tokenizer.enable_truncation(max_length, direction=self.truncation_side)
-        encodings = tokenizer.encode_batch(texts)
-        return [EncodedText(array("i", e.ids), array("i", e.type_ids) if any(e.type_ids) else None) for e in encodings]
+        """Encodes texts and pairs, truncated to `max_length` tokens including special ones.
+
+        Raises:
+            ExportError: Rules of the tokenizer's own take too much time or memory on a text.
+        """
+        if not self.has_own_rules:
+            tokenizer = Tokenizer.from_str(self.content.decode())
+            tokenizer.enable_truncation(max_length, direction=self.truncation_side)
+            encodings = tokenizer.encode_batch(texts)
+            return [_encoded(encoding.ids, encoding.type_ids) for encoding in encodings]
+        mask = self.special_ids.get("mask")
+        # Its rules were tried, or a bundle's are limited on these texts alone.
+        opened = opened_tokenizer(self.content.decode(), max_length, UNCUT, mask, self.truncation_side, tried=True)
+        try:
+            parts = [
+                opened.encode(texts[at : at + AT_ONCE], truncate=True) for at in range(0, len(texts), AT_ONCE)
+            ]
+        except BertserveError as error:
+            raise ExportError(f"{TOKENIZER}: {error}") from error
+        return [_encoded(text.ids, text.type_ids or ()) for part in parts for text in part]
+
+    @property
+    def has_own_rules(self) -> bool:
+        """Whether texts are read in a process that can be killed, because a rule may be unbounded."""
+        return bool(foreign_rules(json.loads(self.content)))
+
+    def tokenizer_for(self, texts: Sequence[Text]) -> Tokenizer:
+        """The library's own tokenizer for these texts, which rules of the tokenizer's own have read within limits."""
+        if self.has_own_rules:
+            self.encode(texts, UNCUT)
+        return Tokenizer.from_str(self.content.decode())
 
     def encode_side(
         self, texts: Sequence[Text], sides: MultiVector, prompts: Mapping[str, str], *, query: bool
@@ -112,6 +146,7 @@ def read(
         document["post_processor"] = _of_one_segment(document["post_processor"])
     content = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
     with BareExceptions(f"checkpoint {folder.path}: the tokenizer of {type(made).__name__} cannot be reloaded"):
+        checkpoint_tokenizer.try_rules(folder, document)
         tokenizer = Tokenizer.from_str(content.decode())
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if not 0 <= largest < vocab_size:
@@ -119,13 +154,19 @@ def read(
             f"checkpoint {folder.path}: {TOKENIZER} has token IDs up to {largest} "
             f"({tokenizer.id_to_token(largest)!r}), but the model's vocab_size is {vocab_size}"
         )
-    special_ids = _special_ids(folder, tokenizer, made)
-    _check_frame(folder, tokenizer, special_ids)
+    with BareExceptions(f"checkpoint {folder.path}: {TOKENIZER} cannot encode"):
+        frame, alone, pair = Vocabulary(content, {}, None).encode(["", "a", ("a", "a")], UNCUT)
+    special_ids = _special_ids(folder, tokenizer, list(frame.ids), made)
+    _check_frame(folder, list(alone.ids), special_ids)
     limit = made.model_max_length
     # "No limit" is written as 10^30.
     length_limit = int(limit) if isinstance(limit, int | float) and 0 < limit < 1 << 31 else None
-    has_segments = any([*tokenizer.encode("a").type_ids, *tokenizer.encode("a", "a").type_ids])
+    has_segments = alone.type_ids is not None or pair.type_ids is not None
     return Vocabulary(content, special_ids, length_limit, made.truncation_side, has_segments, made)
+
+
+def _encoded(ids: Sequence[int], type_ids: Sequence[int]) -> EncodedText:
+    return EncodedText(array("i", ids), array("i", type_ids) if any(type_ids) else None)
 
 
 def _of_one_segment(processor: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -152,8 +193,12 @@ def _of_one_segment(processor: dict[str, Any] | None) -> dict[str, Any] | None:
     return {**processor, **pieces}
 
 
-def _special_ids(folder: Folder, tokenizer: Tokenizer, made: Any) -> dict[str, int]:  # noqa: ANN401  of Transformers
-    frame = tokenizer.encode("").ids
+def _special_ids(
+    folder: Folder,
+    tokenizer: Tokenizer,
+    frame: list[int],
+    made: Any,  # noqa: ANN401  of Transformers
+) -> dict[str, int]:
     around = {"cls": frame[:1], "sep": frame[-1:]}
     ids = {}
     for role, usual in _ROLES.items():
@@ -171,9 +216,7 @@ def _special_ids(folder: Folder, tokenizer: Tokenizer, made: Any) -> dict[str, i
     return ids
 
 
-def _check_frame(folder: Folder, tokenizer: Tokenizer, special_ids: dict[str, int]) -> None:
-    with BareExceptions(f"checkpoint {folder.path}: {TOKENIZER} cannot encode"):
-        ids = tokenizer.encode("a").ids
+def _check_frame(folder: Folder, ids: list[int], special_ids: dict[str, int]) -> None:
     if len(ids) <= 1 or ids[0] != special_ids["cls"] or ids[-1] != special_ids["sep"]:
         raise ExportError(
             f"checkpoint {folder.path}: the tokenizer does not add its cls and sep tokens around a text; check "

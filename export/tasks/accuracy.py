@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from tokenizers import Tokenizer
 
 from export.errors import ExportError
 from export.tasks import metrics
@@ -100,7 +99,7 @@ class Reader:
         return row[0] if len(row) < 3 else (row[0], row[1])  # noqa: PLR2004  columns
 
     def _offsets(self, texts: Sequence[corpus.Text], strategy: str = "longest_first") -> list[Encoding]:
-        tokenizer = Tokenizer.from_str(self.vocabulary.content.decode())
+        tokenizer = self.vocabulary.tokenizer_for(texts)
         tokenizer.enable_truncation(self.max_length, strategy=strategy, direction=self.vocabulary.truncation_side)
         encodings: list[Encoding] = tokenizer.encode_batch(texts)
         return encodings

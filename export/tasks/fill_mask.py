@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from export.tasks import metrics
 from export.tasks.accuracy import Examples, Reader
@@ -59,9 +58,10 @@ class _Reader(Reader):
     """Text with one mask token, and the word; accuracy."""
 
     def rows(self, name: str, rows: list[list[str]]) -> Examples:
-        tokenizer = Tokenizer.from_str(self.vocabulary.content.decode())
         # In a byte-level vocabulary, a word inside a text starts with a space.
-        expected = [tokenizer.encode(f" {row[1]}", add_special_tokens=False).ids[0] for row in rows]
+        words = [f" {row[1]}" for row in rows]
+        tokenizer = self.vocabulary.tokenizer_for(words)
+        expected = [tokenizer.encode(word, add_special_tokens=False).ids[0] for word in words]
         texts = self._encode([row[0] for row in rows])
         if any(text.ids.count(self.vocabulary.special_ids["mask"]) != 1 for text in texts):
             raise ValueError("a text must have exactly one mask token")

@@ -613,9 +613,11 @@ class IsolatedTokenizer(TextTokenizer):
 
 
 def opened_tokenizer(
-    content: str, max_length: int, vocab_size: int, mask_id: int | None, truncation_side: Side
+    content: str, max_length: int, vocab_size: int, mask_id: int | None, truncation_side: Side, *, tried: bool = False
 ) -> TextTokenizer:
     """Opens a tokenizer.json; a tokenizer with rules that may be unbounded gets a process of its own.
+
+    With `tried`, `check_rules` has tried them.
 
     Raises:
         BundleError: One of these rules takes too much time or memory on a hostile text.
@@ -629,8 +631,21 @@ def opened_tokenizer(
                 raise BundleError(f"not a tokenizer: {error}") from None
             raise
     isolated = IsolatedTokenizer(content, max_length, vocab_size, mask_id, truncation_side)
-    isolated.check(foreign)
+    if not tried:
+        isolated.check(foreign)
     return isolated
+
+
+def check_rules(content: Mapping[str, Any]) -> None:
+    """Tries the rules of a tokenizer.json that may be unbounded, in a process of their own.
+
+    Raises:
+        BundleError: One of them takes too much time or memory on a hostile text.
+        Exception: The tokenizers library's own, for something else than a tokenizer.
+    """
+    if foreign := foreign_rules(content):
+        # Token ids, which the vocabulary's size would limit, are not read.
+        IsolatedTokenizer(json.dumps(content), PROBE_LETTERS, 0, None, "right").check(foreign)
 
 
 def shares(first: int, second: int, room: int) -> tuple[int, int]:

@@ -59,6 +59,13 @@ def foreign_rules(content: Mapping[str, Any]) -> dict[str, Any]:
 
     A place outside `SECTIONS` is tried only together with all others.
     """
+    try:
+        return _foreign_rules(content)
+    except (AttributeError, LookupError, TypeError, ValueError):  # no tokenizer of the library's has such values
+        return {"model": content.get("model")}
+
+
+def _foreign_rules(content: Mapping[str, Any]) -> dict[str, Any]:
     rules = [found for section in SECTIONS for found in _rules(section, content.get(section))]
     foreign = {place: rule for place, rule in rules if not _is_known(rule)}
     growth = {place: growth_of(rule) for place, rule in rules if place not in foreign}
