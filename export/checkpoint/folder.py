@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 from export.errors import ExportError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from export.checkpoint.safetensors_file import Tensor
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 """The beginning of git-lfs pointers."""
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Halves of pairs of surrogates, as JSON writes them; anything else that is no text is not UTF-8."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -54,7 +58,11 @@ class Folder:
             ExportError: It is not below this one, or does not exist.
         """
         target = self.path / relative
-        if not target.resolve().is_relative_to(self.path.resolve()):
+        try:
+            inside = target.resolve().is_relative_to(self.path.resolve())
+        except (OSError, RuntimeError, ValueError) as error:  # a name too long, links in a circle, a byte 0
+            raise ExportError(f"checkpoint {self.path}: the module path {relative!r} is no path: {error}") from error
+        if not inside:
             raise ExportError(f"checkpoint {self.path}: the module path {relative!r} leads outside the folder")
         if not may_be_missing and not target.is_dir():
             raise ExportError(f"checkpoint {self.path}: the folder {relative!r} is missing")
@@ -72,12 +80,17 @@ class Folder:
         if self.imported is not None and name in self.imported.stated:
             return self.imported.stated[name]
         try:
-            return json.loads((self.path / name).read_bytes())
+            content = (self.path / name).read_bytes()
+            value = json.loads(content.decode(json.detect_encoding(content)))
+            place = _surrogate_in(value) if _SURROGATE.search(content) else None
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, RecursionError) as error:
             self.check_whole(name)
             raise ExportError(f"checkpoint {self.path}: {name} is not JSON: {error}") from error
+        if place is not None:
+            raise ExportError(f"checkpoint {self.path}: {place or 'the text'} in {name} has half of a surrogate pair")
+        return value
 
     def object(self, name: str) -> dict[str, Any]:
         """The object in a JSON file; empty if the file does not exist.
@@ -118,3 +131,19 @@ class Folder:
             for name, content in self.imported.stated.items():
                 (Path(made) / name).write_text(json.dumps(content), encoding="utf-8")
             yield Path(made)
+
+
+def _surrogate_in(value: object, place: str = "") -> str | None:
+    """The place of half of a surrogate pair, which is no text; None if there is none."""
+    if isinstance(value, str):
+        return place if any("\ud800" <= letter <= "\udfff" for letter in value) else None
+    if isinstance(value, list):
+        members: Iterable[tuple[object, object]] = enumerate(value)
+    elif isinstance(value, dict):
+        members = value.items()
+        if any(_surrogate_in(key) is not None for key in value):
+            return f"a key of {place}" if place else "a key"
+    else:
+        return None
+    found = (_surrogate_in(member, f"{place}.{key}" if place else str(key)) for key, member in members)
+    return next((each for each in found if each is not None), None)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 ACTIVATIONS = ("Identity", "Tanh", "Sigmoid", "ReLU", "GELU", "SiLU", "LeakyReLU", "ELU")
 """Activations of Dense that can be exported, by PyTorch's names, with PyTorch's defaults."""
 
+_TOO_LARGE = 1 << 30
+
 _VECTOR = "sentence_embedding"
 
 READ: dict[str, tuple[str, ...]] = {
@@ -99,13 +101,13 @@ def width_after(module: Module, width: int) -> int:
 
 
 def integer(folder: Folder, config: dict[str, Any], key: str, *, file: str = "config.json") -> int | None:
-    """A positive integer of a configuration; None if absent.
+    """A positive integer of a configuration, below 2^30; None if absent.
 
     Raises:
         ExportError: It is something else.
     """
     value = config.get(key)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 < value < _TOO_LARGE):
         raise ExportError(f"checkpoint {folder.path}: {key} in {file} must be a positive integer, not {value!r}")
     return value
 

@@ -43,6 +43,11 @@ CANDIDATES = 100
 _WORDS = ("vocab.txt", "merges.txt", "*.model")
 """Tokenizer files that are not JSON."""
 
+_OPTIONAL_SIZES = ("num_labels", "type_vocab_size")
+
+_MOST = {"layers": 1 << 10, "positions": 1 << 20}
+"""Maximum sizes, by our names, if no tensor need have a row or column for each."""
+
 _MIN_LENGTH = 3
 _OF_SENTENCE_TRANSFORMERS = frozenset({"default_prompt", "activation"})
 """Tasks that users run with Sentence Transformers; the others run with Transformers."""
@@ -246,6 +251,8 @@ def open_checkpoint(
     sentence = replace(sentence, encoder=layouts.opened(sentence.encoder, case))
     other_kinds.refuse_adapter(sentence.encoder)
     config, family = _config(sentence.encoder)
+    files = weights.find(sentence.encoder)
+    _check_sizes(config, family, files)
     asked = asked or _named_sparse(source, config, sentence, notice) or _task(config, family, sentence)
     _check_task(source, asked, sentence)
     task = "classify" if asked == REGRESSION else asked
@@ -264,7 +271,6 @@ def open_checkpoint(
     labels = _NO_LABELS
     if "labels" in facts:
         labels = read_labels(sentence.encoder, config, asked)
-    files = weights.find(sentence.encoder)
     for pattern in _WORDS:
         for path in sentence.encoder.path.glob(pattern):
             sentence.encoder.check_whole(path.name)
@@ -481,7 +487,7 @@ def _config(folder: Folder) -> tuple[dict[str, Any], Family]:
             f"checkpoint {folder.path}: model_type {config.get('model_type')!r} cannot be exported"
             f"{other_kinds.kind_of(config)}; supported: {', '.join(FAMILIES)}"
         )
-    optional = [key for key in ("num_labels", "type_vocab_size") if config.get(key) is not None]
+    optional = [key for key in _OPTIONAL_SIZES if config.get(key) is not None]
     if family.segmentless and config.get("type_vocab_size") == 0:
         optional.remove("type_vocab_size")
     for key in [*family.sizes.values(), *optional]:
@@ -520,3 +526,15 @@ def _check_accepted(folder: Folder, config: dict[str, Any], family: Family) -> N
         return
     with quiet(), family.accepted(folder.path, config):
         getattr(transformers, f"{family.stem}Config").from_dict(deepcopy(config))
+
+
+def _check_sizes(config: dict[str, Any], family: Family, files: weights.Weights) -> None:
+    """Rejects sizes that the weights cannot have, before anything has them."""
+    held = sum(path.stat().st_size for path in files.files)
+    most = {key: _MOST.get(name, held) for name, key in family.sizes.items()} | dict.fromkeys(_OPTIONAL_SIZES, held)
+    for key, largest in most.items():
+        if (value := config.get(key) or 0) > largest:
+            raise ExportError(
+                f"checkpoint {files.folder.path}: {key} {value} in config.json is more than {largest}, "
+                f"{'which weights of so many bytes can have' if largest == held else 'the most that can be exported'}"
+            )

@@ -146,7 +146,8 @@ def _routes(folder: Folder) -> tuple[list[Listed], Folder | None]:
     config = folder.object(file)
     types, structure, parameters = (config.get(key) or {} for key in ROUTER_READ)
     where = f"checkpoint {folder.path}: the Router in {file}"
-    if not all(isinstance(part, dict) for part in (types, structure, parameters)):
+    names = [name for listed in structure.values() for name in listed] if _maps_to(structure, list) else [None]
+    if not (_maps_to(types, str) and isinstance(parameters, dict) and all(isinstance(name, str) for name in names)):
         raise ExportError(f"{where} must map names to classes (types) and routes to names (structure)")
     if set(structure) != set(_SIDES):
         raise ExportError(f"{where} has the routes {', '.join(structure) or 'none'}; supported: query and document")
@@ -173,6 +174,10 @@ def _routes(folder: Folder) -> tuple[list[Listed], Folder | None]:
             "Transformers' save_pretrained, which writes the weights themselves"
         )
     return documents, lookup
+
+
+def _maps_to(value: object, kind: type) -> bool:
+    return isinstance(value, dict) and all(isinstance(member, kind) for member in value.values())
 
 
 def _routed(folder: Folder, types: Mapping[str, Any], name: str, where: str) -> Listed:

@@ -78,9 +78,7 @@ class Vocabulary:
         # Its rules were tried, or a bundle's are limited on these texts alone.
         opened = opened_tokenizer(self.content.decode(), max_length, UNCUT, mask, self.truncation_side, tried=True)
         try:
-            parts = [
-                opened.encode(texts[at : at + AT_ONCE], truncate=True) for at in range(0, len(texts), AT_ONCE)
-            ]
+            parts = [opened.encode(texts[at : at + AT_ONCE], truncate=True) for at in range(0, len(texts), AT_ONCE)]
         except BertserveError as error:
             raise ExportError(f"{TOKENIZER}: {error}") from error
         return [_encoded(text.ids, text.type_ids or ()) for part in parts for text in part]
@@ -156,6 +154,11 @@ def read(
         )
     with BareExceptions(f"checkpoint {folder.path}: {TOKENIZER} cannot encode"):
         frame, alone, pair = Vocabulary(content, {}, None).encode(["", "a", ("a", "a")], UNCUT)
+    if (outside := max((*frame.ids, *alone.ids, *pair.ids), default=0)) >= vocab_size:
+        raise ExportError(
+            f"checkpoint {folder.path}: the tokenizer adds the token {outside} ({made.convert_ids_to_tokens(outside)!r}) "
+            f"to texts, but the model's vocab_size is {vocab_size}; check tokenizer_config.json"
+        )
     special_ids = _special_ids(folder, tokenizer, list(frame.ids), made)
     _check_frame(folder, list(alone.ids), special_ids)
     limit = made.model_max_length

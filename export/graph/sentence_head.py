@@ -107,20 +107,24 @@ class _Normalize(nn.Module):
 
 def _loaded(settings: Module, *, of_texts: bool) -> nn.Module:
     if isinstance(settings, Dense):
-        dense = _Dense(settings)
+        with torch.device("meta"):
+            dense = _Dense(settings)
         _load(dense, settings)
         return dense.with_biases() if of_texts else dense
     if isinstance(settings, LayerNorm):
-        norm = _LayerNorm(settings)
+        with torch.device("meta"):
+            norm = _LayerNorm(settings)
         _load(norm, settings)
         return norm
     return _Normalize()
 
 
 def _load(module: nn.Module, settings: Dense | LayerNorm) -> None:
+    """Gives a module, whose sizes are only its settings', the weights and their memory."""
     needed = module.state_dict()
     beside = isinstance(settings, Dense) and settings.inline
-    module.load_state_dict(tensors.read_plain(settings.weights, needed, type(settings).__name__, beside=beside))
+    weights = tensors.read_plain(settings.weights, needed, type(settings).__name__, beside=beside)
+    module.load_state_dict(weights, assign=True)
 
 
 def _mean(hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

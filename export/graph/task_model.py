@@ -141,16 +141,18 @@ def load(checkpoint: Checkpoint) -> TaskModel:
         ExportError: The weights do not fit this model.
     """
     name = checkpoint.family.class_name(checkpoint.task)
-    with quiet(), torch.random.fork_rng(devices=[]):
-        model = _build(getattr(transformers, name), checkpoint)
+    with quiet(), torch.device("meta"):  # a size of config.json takes no memory before the weights have it
+        expected = _build(getattr(transformers, name), checkpoint).state_dict()
     weights = tensors.read(
         checkpoint.weights,
-        model.state_dict(),
+        expected,
         checkpoint.family,
         name,
         tied=bool(checkpoint.config.get("tie_word_embeddings", True)),
         body_only=TASKS[checkpoint.task].headless,
     )
+    with quiet(), torch.random.fork_rng(devices=[]):
+        model = _build(getattr(transformers, name), checkpoint)
     # Assigned, not copied: a large model would be in memory twice.
     model.load_state_dict(weights, assign=True)
     return TaskModel(model, checkpoint).eval()

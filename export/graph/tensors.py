@@ -74,7 +74,7 @@ def read(
     where = f"checkpoint {weights.folder.path}"
     _add(where, tensors, family.added)
     for name in family.zero & names.keys() - tensors.keys():
-        tensors[name] = torch.zeros_like(expected[names[name]])
+        tensors[name] = torch.zeros(expected[names[name]].shape)
     if tied:
         _tie(where, tensors, {name: source for name, source in family.tied.items() if name in names})
     _check(weights, tensors, {name: expected[own] for name, own in names.items()}, model)
