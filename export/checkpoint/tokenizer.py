@@ -27,12 +27,17 @@ _BPE = ("vocab.json", "merges.txt")
 _SENTENCEPIECE = ("sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model")
 _BARE = {
     **dict.fromkeys(("pre_tokenizer", "post_processor", "decoder")),
-    **{"version": "1.0", "added_tokens": [], "model": {"type": "Unigram", "unk_id": 0, "vocab": [["", 0]]}},
+    "version": "1.0",
+    "added_tokens": [],
+    "model": {"type": "Unigram", "unk_id": 0, "vocab": [["", 0]]},
 }
 """The other parts of a tokenizer.json, to try a normalizer alone."""
 
 _PIECES = {1: "Unigram", 2: "BPE"}
 """SentencePiece's model types by number."""
+
+_BESIDE = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+"""JSON files that Transformers reads with a tokenizer."""
 
 _ELSEWHERE = frozenset(
     {
@@ -61,6 +66,8 @@ def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:
             "into the folder, and remove the argument"
         )
     file, least, kind = _checked(folder)
+    for beside in _BESIDE:
+        folder.object(beside)
     # A slow import; file errors are reported first.
     from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415  with what follows
     from transformers import AutoTokenizer  # noqa: PLC0415

@@ -156,8 +156,8 @@ def read(
         frame, alone, pair = Vocabulary(content, {}, None).encode(["", "a", ("a", "a")], UNCUT)
     if (outside := max((*frame.ids, *alone.ids, *pair.ids), default=0)) >= vocab_size:
         raise ExportError(
-            f"checkpoint {folder.path}: the tokenizer adds the token {outside} ({made.convert_ids_to_tokens(outside)!r}) "
-            f"to texts, but the model's vocab_size is {vocab_size}; check tokenizer_config.json"
+            f"checkpoint {folder.path}: the tokenizer adds the token {outside} "
+            f"({made.convert_ids_to_tokens(outside)!r}) to texts, but the model's vocab_size is {vocab_size}; check tokenizer_config.json"
         )
     special_ids = _special_ids(folder, tokenizer, list(frame.ids), made)
     _check_frame(folder, list(alone.ids), special_ids)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-
 from export.errors import ExportError
 from export.tasks import metrics
 from export.texts import corpus

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -293,7 +294,12 @@ def lines(count: int) -> str:
     return "\n".join([*SPECIAL, *map(str, range(count))])
 
 
+MORE = r"is more than \d+, which weights of so many bytes can have"
+SURROGATE = "has half of a surrogate pair"
+DOUBLES = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 LENGTHENS = {"type": "Replace", "pattern": {"String": "q"}, "content": "z" * 10_000}
+BOMB = json.dumps({"linear.weight": {"dtype": "F32", "shape": [10**9, 32], "data_offsets": [0, 128 * 10**9]}}).encode()
+BOMB = struct.pack("<Q", len(BOMB)) + BOMB
 MERGES = {token: at for at, token in enumerate(("<s>", "<pad>", "</s>", "<unk>", "a"))}
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 BIAS = "bert.encoder.layer.0.output.dense.bias"
@@ -312,6 +318,18 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "an-unknown-activation": limited(SMALL, "gelu, ", hidden_act="mish"),
     "relative-positions": limited("electra", "'absolute'", position_embedding_type="relative_key"),
     "a-size-that-is-a-text": wrong(SMALL, "a positive integer", hidden_size="32"),
+    "a-width-of-gigabytes": (put(CONFIG, hidden_size=10**9), rf"hidden_size 1000000000 in config\.json {MORE}"),
+    "layers-without-end": (put(CONFIG, num_hidden_layers=10**9), "num_hidden_layers 1000000000 .* more than 1024, the"),
+    "labels-of-gigabytes": (family("bert classify", id2label=None, num_labels=10**9), f"num_labels 10+ .* {MORE}"),
+    "half-of-a-letter": (put(CONFIG, _name_or_path="a\ud800"), rf"_name_or_path in config\.json {SURROGATE}"),
+    "half-of-a-letter-in-a-list": (
+        put(SETTINGS, prompts={"query": "\ud800"}),
+        rf"prompts\.query in {SETTINGS} {SURROGATE}",
+    ),
+    "half-of-a-letter-for-a-library": (
+        put(TOKENIZER, model_input_names=["input_ids", "\udfff"]),
+        rf"model_input_names\.1 in {TOKENIZER} {SURROGATE}",
+    ),
     "heads-that-do-not-divide": (put(CONFIG, num_attention_heads=5), MULTIPLE),
     "labels-not-numbered": (family("bert classify", id2label={"0": "a", "2": "b"}), "number its labels 0, 1, 2"),
     "labels-in-a-list": (family("bert classify", id2label=["a"]), "Transformers cannot read .*id2label"),
@@ -573,6 +591,19 @@ CASES: dict[str, tuple[Spoil, str]] = {
     ),
     "a-dense-of-its-own-code": (dense(activation_function="custom.Tanh"), r"activation_function 'custom\.Tanh'"),
     "a-dense-with-a-bias-of-words": (dense(bias="yes"), "bias in config.json must be true or false, not 'yes'"),
+    "a-dense-of-128-GB": (
+        all_of(dense(out_features=10**9), write(f"2_Added/{WEIGHTS}", BOMB)),
+        r"2_Added: model\.safetensors is damaged",
+    ),
+    "a-dense-beyond-its-weights": (
+        dense(weight=[8, WIDTH], out_features=10**9),
+        r"2_Added: linear\.weight has shape \[8, 32\], but config\.json requires \[1000000000, 32\]",
+    ),
+    "a-path-of-a-byte-0": (normalize_at("a\0b"), r"the module path 'a\\x00b' is no path"),
+    "a-path-in-a-circle": (
+        all_of(lambda folder: (folder / "loop").symlink_to("loop"), normalize_at("loop")),
+        "the module path 'loop' is no path",
+    ),
     "a-dense-on-tokens": (
         dense(module_input_name="token_embeddings"),
         "module_input_name 'token_embeddings' cannot be exp",
@@ -646,6 +677,14 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "a-rule-that-lengthens": (
         all_of(tokenizer(lambda made: made.update(normalizer=LENGTHENS)), use_fast_tokenizer),
         r"tokenizer\.json: normalizer makes a text more than 16 times as long",
+    ),
+    "rules-that-multiply": (
+        tokenizer(lambda made: made.update(normalizer={"type": "Sequence", "normalizers": [DOUBLES] * 30})),
+        r"tokenizer\.json: normalizer\.normalizers.* takes more than 2 s or 512 MiB on a text",
+    ),
+    "a-special-token-without-a-row": (
+        put(TOKENIZER, cls_token="[OTHER]"),  # noqa: S106  a token of words
+        rf"the tokenizer adds the token {ROWS} .*, but the model's vocab_size is {ROWS}",
     ),
     "a-word-without-a-row": (tokenizer(lambda made: made["model"]["vocab"].update(extra=ROWS)), TOO_MANY_IDS),
     "no-frame": (

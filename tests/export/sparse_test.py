@@ -267,6 +267,15 @@ def test_a_head_without_a_product_of_its_own_is_refused(tmp_path: Path) -> None:
 
 Spoil = dict[str, Any]
 ROUTERS: dict[str, tuple[Callable[[Path], object], str]] = {
+    **{
+        f"a route of {kind}": (
+            lambda folder, route=route: edit_json(
+                folder / "router_config.json", structure={"query": route, "document": ["", POOLING]}
+            ),
+            "must map names to classes (types) and routes to names (structure)",
+        )
+        for kind, route in {"lists": [["a"]], "a number": 3}.items()
+    },
     "routes": (
         lambda folder: edit_json(folder / "router_config.json", structure={"query": [LOOKUP], "text": ["", POOLING]}),
         "has the routes query, text; supported: query and document",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import random
 import resource
 import shutil
 import tempfile
@@ -17,13 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from export import build
 from export.cli.export import main
-from export.texts import corpus
 from serving.models.bundle import open_bundle
 from tests.support.bge_m3 import write_m3
 from tests.support.checkpoints import write_checkpoint, write_task_checkpoint
-from tests.support.lean_exports import few_probes, few_texts, keep_optimized
 from tests.support.multi_vectors import LAYOUTS
 from tests.support.own_forms import TWIN
 from tests.support.sparse_encoders import write_idf, write_modules_of_version_5, write_plain, write_router
@@ -125,10 +121,10 @@ def folder_of(name: str) -> Path:
 
 
 @functools.cache
-def cases() -> list[Case]:
+def cases(*names: str) -> list[Case]:
     """Every value of a place that no folder before had alike, and one of each other place."""
     found, seen = [], set[str]()
-    for name in FOLDERS:
+    for name in names or FOLDERS:
         folder = folder_of(name)
         for path in sorted({path for pattern in _JSON for path in folder.glob(pattern)}):
             document, file = json.loads(path.read_bytes()), str(path.relative_to(folder))
@@ -138,7 +134,7 @@ def cases() -> list[Case]:
                 key = json.dumps([path.name, place, type(value).__name__ if alike else value])
                 values = [list(VALUES)[len(found) % len(VALUES)]] if key in seen else VALUES
                 seen.add(key)
-                found += [Case(name, file, place, value) for value in values]
+                found += [Case(name, file, place, each) for each in values]
     return found
 
 
@@ -198,24 +194,7 @@ def _child(folder: Path, place: Path) -> int:
             return _TRACEBACK
 
 
-def make_lean() -> None:
-    """Has exports of this process, and of those that it forks, do without what no value changes."""
-    keep_optimized()
-    corpus.probes, corpus.read = few_probes, few_texts
-    build.latency.measure = lambda *_, **__: []  # type: ignore[assignment]
-    build.page.render = lambda *_: ""  # type: ignore[assignment]
-
-
-def warm_up() -> None:
-    """Imports in this process what forks would import each."""
-    done = outcome(Case("embed", "config.json", ("architectures",), "null"))
-    assert done.code in {0, 1}, done
-
-
 def faults(found: Iterable[Case]) -> list[str]:
+    """The faults of these cases, in their order."""
+    outcome(Case("embed", "config.json", ("architectures",), "null"))  # imports here what every fork would import
     return [f"{case}: {fault}" for case in found if (fault := outcome(case).fault)]
-
-
-def drawn(count: int, seed: int = 0) -> list[Case]:
-    whole = cases()
-    return random.Random(seed).sample(whole, min(count, len(whole)))
