@@ -252,7 +252,6 @@ def open_checkpoint(
     other_kinds.refuse_adapter(sentence.encoder)
     config, family = _config(sentence.encoder)
     files = weights.find(sentence.encoder)
-    _check_sizes(config, family, files)
     asked = asked or _named_sparse(source, config, sentence, notice) or _task(config, family, sentence)
     _check_task(source, asked, sentence)
     task = "classify" if asked == REGRESSION else asked
@@ -496,6 +495,7 @@ def _config(folder: Folder) -> tuple[dict[str, Any], Family]:
             raise ExportError(
                 f"checkpoint {folder.path}: {key} in config.json must be a positive integer, not {value!r}"
             )
+    _check_sizes(config, family, weights.find(folder))
     activation = config.get(family.activation, family.usual_activation)
     activations = [*(family.activations or (*ACTIVATIONS, *ALIASES))]
     if activation not in activations:

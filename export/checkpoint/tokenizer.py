@@ -66,8 +66,6 @@ def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:
             "into the folder, and remove the argument"
         )
     file, least, kind = _checked(folder)
-    for beside in _BESIDE:
-        folder.object(beside)
     # A slow import; file errors are reported first.
     from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415  with what follows
     from transformers import AutoTokenizer  # noqa: PLC0415
@@ -170,6 +168,8 @@ def _lowercased(normalizer: Any) -> Any:  # noqa: ANN401  any of tokenizers
 
 def _checked(folder: Folder) -> tuple[str, int, str]:
     """The vocabulary file, its number of entries, and how it splits words, if it says so."""
+    for beside in _BESIDE:
+        folder.object(beside)
     if document := folder.object(TOKENIZER):
         with BareExceptions(f"checkpoint {folder.path}: {TOKENIZER} is not a tokenizer"):
             try_rules(folder, document)

@@ -154,11 +154,7 @@ def read(
         )
     with BareExceptions(f"checkpoint {folder.path}: {TOKENIZER} cannot encode"):
         frame, alone, pair = Vocabulary(content, {}, None).encode(["", "a", ("a", "a")], UNCUT)
-    if (outside := max((*frame.ids, *alone.ids, *pair.ids), default=0)) >= vocab_size:
-        raise ExportError(
-            f"checkpoint {folder.path}: the tokenizer adds the token {outside} "
-            f"({made.convert_ids_to_tokens(outside)!r}) to texts, but the model's vocab_size is {vocab_size}; check tokenizer_config.json"
-        )
+    _check_rows(folder, made, vocab_size, (*frame.ids, *alone.ids, *pair.ids))
     special_ids = _special_ids(folder, tokenizer, list(frame.ids), made)
     _check_frame(folder, list(alone.ids), special_ids)
     limit = made.model_max_length
@@ -217,6 +213,21 @@ def _special_ids(
                 f"({role}_token)"
             )
     return ids
+
+
+def _check_rows(
+    folder: Folder,
+    made: Any,  # noqa: ANN401  of Transformers
+    vocab_size: int,
+    ids: Sequence[int],
+) -> None:
+    """Checks that the model has a row for each token of a text; a class may add special tokens that it lacks."""
+    if (largest := max(ids, default=0)) >= vocab_size:
+        raise ExportError(
+            f"checkpoint {folder.path}: the tokenizer adds the token {largest} "
+            f"({made.convert_ids_to_tokens(largest)!r}) to texts, but the model's vocab_size is {vocab_size}; check "
+            "tokenizer_config.json"
+        )
 
 
 def _check_frame(folder: Folder, ids: list[int], special_ids: dict[str, int]) -> None:
