@@ -359,6 +359,7 @@ BROAD_HANDLERS = {
     "serving.telemetry.gpus": "the thread that asks for metrics, which nobody joins",
     "export.proof.reference_library": "whatever a library raises for a folder that it does not load",
     "export.checkpoint.families.family": "whatever Transformers raises for settings that it rejects",
+    "export.checkpoint.tokenizer": "the same for a tokenizer",
     "export.checkpoint.unpickle": "whatever a hostile file makes PyTorch's loader raise, in a process of its own",
     "serving.inference.tokenizer": "the tokenizers library raises a bare Exception for a file that does not parse",
 }

@@ -90,12 +90,12 @@ def read_activation(folder: Folder, config: dict[str, Any], settings: dict[str, 
     place, named = next(((place, name) for place, name in places.items() if name), ("", None))
     if named is None:
         return "sigmoid"
-    if named not in _RELEVANCES:
+    if str(named) not in _RELEVANCES:
         raise ExportError(
             f"checkpoint {folder.path}: cross-encoder activation {named!r} ({place}) cannot be exported; "
             "supported: torch.nn Sigmoid and Identity"
         )
-    return _RELEVANCES[named]
+    return _RELEVANCES[str(named)]
 
 
 def read_labels(folder: Folder, config: dict[str, Any], task: Asked) -> Labels:
@@ -123,7 +123,7 @@ def read_labels(folder: Folder, config: dict[str, Any], task: Asked) -> Labels:
     if task == "tag":
         return Labels(names, multi_label=False)
     problem = config.get("problem_type") or "single_label_classification"
-    if problem not in _PROBLEMS:
+    if str(problem) not in _PROBLEMS:
         raise ExportError(
             f"checkpoint {folder.path}: problem_type {problem!r} with {len(names)} outputs cannot be exported; "
             f"supported: {', '.join(_PROBLEMS)}"

@@ -486,7 +486,9 @@ def _config(folder: Folder) -> tuple[dict[str, Any], Family]:
             f"checkpoint {folder.path}: model_type {config.get('model_type')!r} cannot be exported"
             f"{other_kinds.kind_of(config)}; supported: {', '.join(FAMILIES)}"
         )
-    optional = [key for key in _OPTIONAL_SIZES if config.get(key) is not None]
+    optional = [
+        key for key in _OPTIONAL_SIZES if config.get(key) is not None or (key == "num_labels" and key in config)
+    ]
     if family.segmentless and config.get("type_vocab_size") == 0:
         optional.remove("type_vocab_size")
     for key in [*family.sizes.values(), *optional]:

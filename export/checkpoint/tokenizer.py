@@ -39,6 +39,13 @@ _PIECES = {1: "Unigram", 2: "BPE"}
 _BESIDE = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 """JSON files that Transformers reads with a tokenizer."""
 
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "model_input_names": ((list,), "a list"),
+    "model_max_length": ((int, float, type(None)), "a number"),
+    **dict.fromkeys(("split_special_tokens", "clean_up_tokenization_spaces"), ((bool, type(None)), "true or false")),
+}
+"""Settings that Transformers takes as they are, and their kinds."""
+
 _ELSEWHERE = frozenset(
     {
         *("cache_dir", "code_revision", "config", "force_download", "gguf_file", "merges_file", "mistral_format"),
@@ -66,23 +73,8 @@ def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:
             "into the folder, and remove the argument"
         )
     file, least, kind = _checked(folder)
-    # A slow import; file errors are reported first.
-    from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415  with what follows
-    from transformers import AutoTokenizer  # noqa: PLC0415
-
-    # Nothing is downloaded, and no code beside the files runs.
-    arguments = {**options, "local_files_only": True, "trust_remote_code": False}
-    failures = (ValueError, OSError, LookupError, TypeError, AttributeError, ImportError, RuntimeError)
     where = f"checkpoint {folder.path}: cannot build a tokenizer from {file}"
-    try:
-        with quiet(), BareExceptions(where), folder.saved() as saved:
-            made = AutoTokenizer.from_pretrained(saved, **arguments)
-    except StrictDataclassError as error:
-        raise ExportError(
-            f"checkpoint {folder.path}: Transformers cannot read config.json: {_one_line(error)}"
-        ) from error
-    except failures as error:
-        raise ExportError(f"{where}: {_one_line(error)}") from error
+    made = _made(folder, options, where)
     name = type(made).__name__
     if not made.is_fast:
         raise ExportError(
@@ -109,6 +101,26 @@ def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:
             [backend.decoder, decoders.Fuse(), *(decoders.Replace(spaced, bare) for spaced, bare in _CLEANED_UP)]
         )
     return made
+
+
+def _made(folder: Folder, options: Mapping[str, Any], where: str) -> Any:  # noqa: ANN401  of Transformers
+    # A slow import; file errors are reported first.
+    from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415  with what follows
+    from transformers import AutoTokenizer  # noqa: PLC0415
+
+    # Nothing is downloaded, and no code beside the files runs.
+    arguments = {**options, "local_files_only": True, "trust_remote_code": False}
+    try:
+        with quiet(), BareExceptions(where), folder.saved() as saved:
+            return AutoTokenizer.from_pretrained(saved, **arguments)
+    except StrictDataclassError as error:
+        raise ExportError(
+            f"checkpoint {folder.path}: Transformers cannot read config.json: {_one_line(error)}"
+        ) from error
+    except ExportError:
+        raise
+    except Exception as error:
+        raise ExportError(f"{where}: {_one_line(error)}") from error
 
 
 def try_rules(folder: Folder, document: Mapping[str, Any], file: str = TOKENIZER) -> None:
@@ -168,8 +180,7 @@ def _lowercased(normalizer: Any) -> Any:  # noqa: ANN401  any of tokenizers
 
 def _checked(folder: Folder) -> tuple[str, int, str]:
     """The vocabulary file, its number of entries, and how it splits words, if it says so."""
-    for beside in _BESIDE:
-        folder.object(beside)
+    _check_beside(folder)
     if document := folder.object(TOKENIZER):
         with BareExceptions(f"checkpoint {folder.path}: {TOKENIZER} is not a tokenizer"):
             try_rules(folder, document)
@@ -192,6 +203,15 @@ def _checked(folder: Folder) -> tuple[str, int, str]:
         f"checkpoint {folder.path}: no tokenizer found; add {TOKENIZER}, {_WORDPIECE}, {' with '.join(_BPE)}, or one "
         f"of {', '.join(_SENTENCEPIECE)}"
     )
+
+
+def _check_beside(folder: Folder) -> None:
+    """Checks the other files that Transformers reads, and the settings that it does not check."""
+    for file in _BESIDE:
+        settings = folder.object(file)
+        for key, (kinds, words) in _KINDS.items():
+            if key in settings and not isinstance(settings[key], kinds):
+                raise ExportError(f"checkpoint {folder.path}: {key} in {file} must be {words}, not {settings[key]!r}")
 
 
 def _pieces(folder: Folder, file: str) -> tuple[int, str]:

@@ -4,11 +4,12 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+import transformers
 from tokenizers import Tokenizer
 
 from export.checkpoint.source import Source, find, safe_name
 from export.errors import ExportError
-from tests.support.checkpoints import edit_json, vocabulary, write_checkpoint, write_json
+from tests.support.checkpoints import edit_json, use_fast_tokenizer, vocabulary, write_checkpoint, write_json
 from tests.support.exports import opened
 
 if TYPE_CHECKING:
@@ -43,6 +44,24 @@ def test_the_tokenizer_loses_its_lengths(folder: Path) -> None:
     tokenizer = Tokenizer.from_str(content.decode())
     assert len(tokenizer.encode("the " * 40).ids) == 42
     assert len(tokenizer.encode("the").ids) == 3
+
+
+def test_rules_of_a_tokenizers_own_read_texts_apart(folder: Path) -> None:
+    """They make Transformers' tokens in a process that ends, in place of the export, where a text takes too long."""
+    document = json.loads((folder / "tokenizer.json").read_text())
+    own = {"type": "Replace", "pattern": {"Regex": "(19|20)[0-9]{2}|VW(Y+Y+)+Z"}, "content": "server"}
+    rules = {"type": "Sequence", "normalizers": [own, document["normalizer"]]}
+    write_json(folder / "tokenizer.json", {**document, "normalizer": rules})
+    use_fast_tokenizer(folder)
+    words = opened(folder).vocabulary
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    for text in (("In 1984",), ("the server", "2001 " * 99)):
+        (ours,) = words.encode([text[0] if len(text) == 1 else text], 64)
+        wanted = theirs(*text, truncation=True, max_length=64)
+        assert list(ours.ids) == wanted["input_ids"]
+        assert list(ours.type_ids or [0] * len(ours.ids)) == wanted["token_type_ids"]
+    with pytest.raises(ExportError, match=r"tokenizer\.json: the model's tokenizer rules take too much time or memory"):
+        words.encode(["VW" + "Y" * 5000], 64)
 
 
 @pytest.mark.parametrize(
