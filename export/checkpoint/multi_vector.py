@@ -346,7 +346,7 @@ def _mask(folder: Folder) -> tuple[tuple[str, ...], tuple[str, ...]]:
             )
     tasks = config.get("skiplist_tasks")
     sides = ["document"] if tasks is None else [tasks] if isinstance(tasks, str) else tasks
-    if not isinstance(sides, list) or not set(sides) <= set(_SIDES):
+    if not isinstance(sides, list) or not all(side in _SIDES for side in sides):
         raise ExportError(
             f"{where}: skiplist_tasks {tasks!r} in config.json cannot be exported; supported: {', '.join(_SIDES)}"
         )

@@ -122,7 +122,7 @@ def kind_of(config: dict[str, Any]) -> str:
     # A slow import, needed only for rejected models.
     from transformers.models.auto import modeling_auto as auto  # noqa: PLC0415
 
-    name = config.get("model_type")
+    name = str(config.get("model_type"))
     kinds = {
         "it has an encoder and a decoder": (auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,),
         "it reads images": (
