@@ -192,7 +192,9 @@ def _checked(folder: Folder) -> tuple[str, int, str]:
     if folder.has(_BPE[0]) or folder.has(_BPE[1]):
         if absent := [file for file in _BPE if not folder.has(file)]:
             raise ExportError(f"checkpoint {folder.path}: {absent[0]} is missing; a BPE tokenizer needs it")
-        return _BPE[0], len(folder.object(_BPE[0])), "BPE"
+        words = folder.object(_BPE[0])
+        try_rules(folder, {"model": {"vocab": words}}, _BPE[0])
+        return _BPE[0], len(words), "BPE"
     if folder.has(_WORDPIECE):
         try:
             lines = (folder.path / _WORDPIECE).read_bytes().decode().rstrip("\n").split("\n")

@@ -24,7 +24,16 @@ from serving.inference.tokenizer_process import (
     OverLimitError,
     TokenizerProcess,
 )
-from serving.inference.tokenizer_rules import MAX_GROWTH, PROBE_LETTERS, SECTIONS, foreign_rules, growth_of, letters_of
+from serving.inference.tokenizer_rules import (
+    MAX_GROWTH,
+    MAX_ID,
+    PROBE_LETTERS,
+    SECTIONS,
+    foreign_rules,
+    growth_of,
+    largest_id,
+    letters_of,
+)
 from serving.inference.wordpiece_cache import wordpiece_cache_for
 from serving.models import query_weights
 from serving.models.manifest import TOKENIZER
@@ -622,7 +631,9 @@ def opened_tokenizer(
     Raises:
         BundleError: One of these rules takes too much time or memory on a hostile text.
     """
-    if not (foreign := foreign_rules(json.loads(content))):
+    document = json.loads(content)
+    _check_ids(document)
+    if not (foreign := foreign_rules(document)):
         try:
             return TextTokenizer(Tokenizer.from_str(content), max_length, vocab_size, mask_id, truncation_side)
         except BaseException as error:
@@ -640,12 +651,18 @@ def check_rules(content: Mapping[str, Any]) -> None:
     """Tries the rules of a tokenizer.json that may be unbounded, in a process of their own.
 
     Raises:
-        BundleError: One of them takes too much time or memory on a hostile text.
+        BundleError: One of them takes too much time or memory on a hostile text, or a token id takes too much memory.
         Exception: The tokenizers library's own, for something else than a tokenizer.
     """
+    _check_ids(content)
     if foreign := foreign_rules(content):
         # Token ids, which the vocabulary's size would limit, are not read.
         IsolatedTokenizer(json.dumps(content), PROBE_LETTERS, 0, None, "right").check(foreign)
+
+
+def _check_ids(content: Mapping[str, Any]) -> None:
+    if (largest := largest_id(content)) > MAX_ID:
+        raise BundleError(f"has the token ID {largest}; the maximum is {MAX_ID}")
 
 
 def shares(first: int, second: int, room: int) -> tuple[int, int]:

@@ -48,6 +48,9 @@ _LONGEST_WORD = 200
 _MAX_PIECES = 64
 
 
+MAX_ID = (1 << 24) - 1
+"""The largest token id; vocabularies have 250,000."""
+
 PROBE_LETTERS = 4096
 """Length of a hostile text: quadratic rules pass, rules that grow faster do not."""
 _USUAL = "aA1 \n.é▁x"
@@ -87,6 +90,15 @@ def _foreign_rules(content: Mapping[str, Any]) -> dict[str, Any]:
     if any(len(step.get(form) or ()) > _MAX_PIECES for step in steps for form in ("single", "pair")):
         foreign["post_processor"] = post
     return foreign
+
+
+def largest_id(content: Mapping[str, Any]) -> int:
+    """The largest token id, for each of which up to it the library takes memory."""
+    model, added = content.get("model"), content.get("added_tokens")
+    words = model.get("vocab") if isinstance(model, dict) else None
+    ids = [*words.values()] if isinstance(words, dict) else []
+    ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    return max((each for each in ids if isinstance(each, int)), default=0)
 
 
 def letters_of(rule: Mapping[str, Any]) -> str:

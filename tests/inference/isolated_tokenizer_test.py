@@ -86,8 +86,9 @@ def opened(content: dict[str, Any], **changes: Any) -> TextTokenizer:
         ),
         ({"decoder": replace("(x+x+)+y")}, "decoder cannot be used"),
         ({"normalizer": replace("(((a")}, "normalizer cannot be used"),
+        ({"model": {"type": "WordLevel", "vocab": {"a": 10**9}, "unk_token": "a"}}, "has the token ID 1000000000; the"),
     ],
-    ids=["exponential", "alternation", "string", "grows", "multiplies", "decoder", "broken"],
+    ids=["exponential", "alternation", "string", "grows", "multiplies", "decoder", "broken", "gigabytes"],
 )
 def test_a_rule_that_hurts_is_refused_with_its_place(
     content: dict[str, Any], changes: dict[str, Any], sentence: str
