@@ -13,7 +13,7 @@ from export.errors import ExportError
 from export.progress import quiet
 from serving.errors import BundleError
 from serving.host import installing
-from serving.inference.tokenizer import check_rules
+from serving.inference.tokenizer import check_ids, check_rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -193,7 +193,10 @@ def _checked(folder: Folder) -> tuple[str, int, str]:
         if absent := [file for file in _BPE if not folder.has(file)]:
             raise ExportError(f"checkpoint {folder.path}: {absent[0]} is missing; a BPE tokenizer needs it")
         words = folder.object(_BPE[0])
-        try_rules(folder, {"model": {"vocab": words}}, _BPE[0])
+        try:
+            check_ids({"model": {"vocab": words}})
+        except BundleError as error:
+            raise ExportError(f"checkpoint {folder.path}: {_BPE[0]} {error}") from error
         return _BPE[0], len(words), "BPE"
     if folder.has(_WORDPIECE):
         try:

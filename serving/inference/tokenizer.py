@@ -427,7 +427,7 @@ class TextTokenizer:
     ) -> EncodedText:
         longest = longest or self.max_length
         if not isinstance(value, str | tuple):
-            return self._check_ids(index, value, longest)
+            return self.check_ids(index, value, longest)
         if self._wordpieces is not None and isinstance(value, str) and len(value) <= self.max_characters:
             ids = self._wordpieces.encode(value)
             if ids is not None and len(ids) <= longest:
@@ -540,7 +540,7 @@ class TextTokenizer:
             return 0
         return len(encoding) - tokens[1] if left else int(tokens[0])
 
-    def _check_ids(self, index: int, value: list[int] | EncodedText, longest: int) -> EncodedText:
+    def check_ids(self, index: int, value: list[int] | EncodedText, longest: int) -> EncodedText:
         ids = value if isinstance(value, list) else value.ids
         if not 0 < len(ids) <= longest:
             raise InvalidRequest(f"input {index} has {len(ids)} token IDs; send 1 to {longest}")
@@ -580,7 +580,7 @@ class IsolatedTokenizer(TextTokenizer):
         """Encodes texts in the other process; token ids need no rules and are checked here."""
         longest = most or self.max_length
         ids = {index: value for index, value in enumerate(inputs) if not isinstance(value, str | tuple)}
-        checked = {index: self._check_ids(index, value, longest) for index, value in ids.items()}
+        checked = {index: self.check_ids(index, value, longest) for index, value in ids.items()}
         if len(ids) == len(inputs):
             return list(checked.values())
         texts = ["" if index in ids else value for index, value in enumerate(inputs)]
@@ -632,7 +632,7 @@ def opened_tokenizer(
         BundleError: One of these rules takes too much time or memory on a hostile text.
     """
     document = json.loads(content)
-    _check_ids(document)
+    check_ids(document)
     if not (foreign := foreign_rules(document)):
         try:
             return TextTokenizer(Tokenizer.from_str(content), max_length, vocab_size, mask_id, truncation_side)
@@ -654,13 +654,14 @@ def check_rules(content: Mapping[str, Any]) -> None:
         BundleError: One of them takes too much time or memory on a hostile text, or a token id takes too much memory.
         Exception: The tokenizers library's own, for something else than a tokenizer.
     """
-    _check_ids(content)
+    check_ids(content)
     if foreign := foreign_rules(content):
         # Token ids, which the vocabulary's size would limit, are not read.
         IsolatedTokenizer(json.dumps(content), PROBE_LETTERS, 0, None, "right").check(foreign)
 
 
-def _check_ids(content: Mapping[str, Any]) -> None:
+def check_ids(content: Mapping[str, Any]) -> None:
+    """Raises `BundleError` for a token id that would take the library gigabytes."""
     if (largest := largest_id(content)) > MAX_ID:
         raise BundleError(f"has the token ID {largest}; the maximum is {MAX_ID}")
 

@@ -310,6 +310,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "a-config-cut": (write(CONFIG, "{"), r"config\.json is not JSON"),
     "a-config-that-is-a-list": (write(CONFIG, []), r"config\.json must be a JSON object"),
     "an-unknown-family": (put(CONFIG, model_type="funnel"), "'funnel' cannot be exported; supported: bert, distilbert"),
+    "a-family-that-is-an-object": (put(CONFIG, model_type={}), r"model_type \{\} cannot be exported; supported: bert"),
     "an-unknown-head": (all_of(put(CONFIG, architectures=["BertForCL"]), plain), f"class BertForCL {UNKNOWN_HEAD}"),
     "a-language-model-without-a-task": (
         family("bert", architectures=["BertLMHeadModel"]),
@@ -681,6 +682,10 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "rules-that-multiply": (
         tokenizer(lambda made: made.update(normalizer={"type": "Sequence", "normalizers": [DOUBLES] * 30})),
         r"tokenizer\.json: normalizer\.normalizers.* takes more than 2 s or 512 MiB on a text",
+    ),
+    "a-word-of-gigabytes": (
+        tokenizer(lambda made: made["model"]["vocab"].update({"[PAD]": 10**9})),
+        r"tokenizer\.json: has the token ID 1000000000; the maximum is",
     ),
     "a-special-token-without-a-row": (
         put(TOKENIZER, cls_token="[OTHER]"),  # noqa: S106  a token of words
