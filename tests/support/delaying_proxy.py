@@ -11,11 +11,16 @@ _RESET = None
 
 
 class DelayingProxy:
-    """Runs in a thread of its own; use it in a `with` block."""
+    """Runs in a thread of its own; use it in a `with` block.
+
+    Attributes:
+        sent: What clients sent on each connection.
+    """
 
     def __init__(self, target: str, delay_s: float) -> None:
         """`delay_s` is for one direction: a round trip takes twice as long."""
         self.target = target
+        self.sent: list[bytearray] = []
         self._delay_s = delay_s
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
@@ -55,15 +60,18 @@ class DelayingProxy:
         except OSError:
             writer.transport.abort()
             return
-        await asyncio.gather(self._pass(reader, far_writer), self._pass(far_reader, writer))
+        sent = bytearray()
+        self.sent.append(sent)
+        await asyncio.gather(self._pass(reader, far_writer, sent), self._pass(far_reader, writer, bytearray()))
         writer.close()
         far_writer.close()
 
-    async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, passed: bytearray) -> None:
         on_the_way: asyncio.Queue[tuple[float, bytes | None]] = asyncio.Queue()
         arriving = asyncio.create_task(self._arrive(on_the_way, sink))
         try:
             while data := await source.read(1 << 16):
+                passed += data
                 on_the_way.put_nowait((self._loop.time(), data))
             on_the_way.put_nowait((self._loop.time(), b""))
         except OSError:

@@ -172,6 +172,14 @@ def split(data: bytes) -> list[Frame]:
     return found
 
 
+def opened_streams(sent: bytes) -> int:
+    """The number of streams that a client opened on a connection on which it sent these bytes."""
+    client = FrameBuffer(server=True)
+    client.max_frame_size = wire.FRAME_BYTES
+    client.add_data(sent)
+    return len(of_type(HeadersFrame, client))
+
+
 class RawHttp2(RawConnection):
     """A connection that has begun; use it in a `with` block."""
 

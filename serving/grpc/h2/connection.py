@@ -75,7 +75,7 @@ _TOO_MUCH = "too_many_pings or other frames without effect"
 _SMALL_DATA_BYTES = 512
 """A larger DATA frame gives back more credit than it costs. A smaller one is work, unless it is the last."""
 
-_DRAINING_PING = b"draining"
+_DRAINING_PINGS = b"draining", b"drained?"
 
 
 class H2Connection:
@@ -245,14 +245,17 @@ class H2Connection:
     def begin_shutdown(self) -> None:
         """Asks the peer to open no more streams on this connection.
 
-        New streams are accepted until the peer has acknowledged that (it answers a ping), or until `finish_shutdown`.
+        New streams are accepted until the peer has acknowledged that by two pings, or until `finish_shutdown`.
         Then a second GOAWAY names the last stream, so that no request in transit is lost. The connection is `finished`
         when the last stream is closed.
+
+        The second ping follows the answer to the first. Streams that the peer had opened before it read the GOAWAY may
+        come behind that answer: gRPC's C core writes answers to pings first.
         """
         if not self._draining:
             self._draining = True
             self.outgoing.append(frames.goaway(LARGEST, ErrorCode.NO_ERROR))
-            self.outgoing.append(frames.frame(frames.PING, 0, 0, _DRAINING_PING))
+            self.outgoing.append(frames.frame(frames.PING, 0, 0, _DRAINING_PINGS[0]))
 
     def finish_shutdown(self) -> None:
         if self._final is None and not self.finished:
@@ -467,7 +470,9 @@ class H2Connection:
         if not flags & frames.ACK:
             # Sent after the replies to earlier frames: clients take a ping's answer as an answer to all of those.
             self.pongs.append(frames.frame(frames.PING, frames.ACK, 0, payload))
-        elif self._draining and payload == _DRAINING_PING:
+        elif self._draining and payload == _DRAINING_PINGS[0]:
+            self.outgoing.append(frames.frame(frames.PING, 0, 0, _DRAINING_PINGS[1]))
+        elif self._draining and payload == _DRAINING_PINGS[1]:
             self.finish_shutdown()
 
     def _on_goaway(self, _: int, number: int, payload: bytes) -> None:

@@ -729,7 +729,7 @@ def test_a_connection_that_is_over_has_nothing_to_go_on_with() -> None:
 
 
 def test_a_shutdown_in_two_steps() -> None:
-    """First all streams are welcome; once the peer has heard, the last is named, and it is still answered."""
+    """First all streams are welcome; once the peer has answered twice, the last is named, and it is still answered."""
     server, encoder = Server(), Encoder()
     stream = server.open(request(encoder, 1))
     server.said()
@@ -739,11 +739,15 @@ def test_a_shutdown_in_two_steps() -> None:
     assert isinstance(ping, PingFrame)
     assert (first.last_stream_id, first.error_code) == (2**31 - 1, ErrorCode.NO_ERROR)
     other = server.open(request(encoder, 3))
-    server.say(frame(wire.PING, wire.ACK, 0, ping.opaque_data))
-    assert server.h2.data_to_send() == frame(wire.GOAWAY, 0, 0, (3).to_bytes(4, "big") + bytes(4))
-    assert server.say(request(encoder, 5)) == []
+    (begun,) = server.say(frame(wire.PING, wire.ACK, 0, ping.opaque_data) + request(encoder, 5))
+    assert isinstance(begun, RequestReceived)
+    (again,) = server.said()
+    assert isinstance(again, PingFrame)
+    server.say(frame(wire.PING, wire.ACK, 0, again.opaque_data))
+    assert server.h2.data_to_send() == frame(wire.GOAWAY, 0, 0, (5).to_bytes(4, "big") + bytes(4))
+    assert server.say(request(encoder, 7)) == []
     assert server.reset() == ErrorCode.REFUSED_STREAM
-    for open_stream in (stream, other):
+    for open_stream in (stream, other, begun.stream):
         assert not server.h2.finished
         server.h2.send(open_stream, None, b"", OK)
     assert server.h2.finished
