@@ -14,6 +14,7 @@ import msgspec
 from serving.engine.process.wire import FrameReader, pack
 from serving.errors import BertserveError, InternalError, NotReady
 from serving.fronts.wire import (
+    AFTER,
     KINDS,
     AdmittedUntil,
     Asking,
@@ -28,7 +29,7 @@ from serving.fronts.wire import (
 )
 from serving.inference.answer_cache import unpadded
 from serving.logs import fields
-from serving.records import ModelIndex
+from serving.records import DEFAULT_PRIORITY, ModelIndex
 from serving.unawaited import is_cancelled, start
 
 if TYPE_CHECKING:
@@ -159,6 +160,9 @@ class FrontLink(asyncio.Protocol):
             self._leave(number, late=bool(payload[0]))
         elif kind is Kind.ASK:
             self._ask(number, payload)
+        elif kind is Kind.AFTER:
+            if (permit := self._admitted.get(number)) is not None:
+                permit.add_after(*AFTER.unpack(payload))
         elif kind is Kind.CALL:
             self._start(number, self._call(number, msgspec.json.decode(payload, type=Called)))
         elif kind is Kind.PIECE or kind is Kind.ERROR:
@@ -294,6 +298,8 @@ class FrontLink(asyncio.Protocol):
             if late:
                 self._core.dispatcher.missed(permit)
             permit.release()
+        elif late:  # it has its rows
+            self._core.dispatcher.count_miss(DEFAULT_PRIORITY, "finish")
         if (answered := self._running.pop(number, None)) is not None:
             answered.is_done = True  # otherwise its texts are retried if their engine fails
             self._end(answered)

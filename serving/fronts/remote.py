@@ -13,6 +13,7 @@ import msgspec
 from serving.engine.process.wire import FrameReader, pack
 from serving.errors import BertserveError, NotReady, too_late
 from serving.fronts.wire import (
+    AFTER,
     KINDS,
     AdmittedUntil,
     Asking,
@@ -76,7 +77,7 @@ class RemotePermit:
         self.admitted = False
 
     def must_ask(self, *, short: bool) -> bool:
-        return not short or (self._core.crowded and not self._core.caches)
+        return not self.admitted and (not short or (self._core.crowded and not self._core.caches))
 
     async def ask(self) -> None:
         """Raises the errors of `Admission.admit`."""
@@ -93,6 +94,11 @@ class RemotePermit:
 
     def expect_no_more(self) -> None:
         """Does nothing, as `expect`."""
+
+    def add_after(self, after_us: float, behind_us: float, deadline: float) -> None:
+        """As `Permit.add_after`; the request has been admitted."""
+        self.deadline = deadline
+        self._core.send(Kind.AFTER, AFTER.pack(after_us, behind_us, deadline), self.number)
 
     def __enter__(self) -> Self:
         return self
@@ -163,7 +169,7 @@ class CoreLink(asyncio.Protocol):
         permit.tokens = sum([len(text.ids) for text in texts])
         return rows
 
-    def missed(self, permit: RemotePermit) -> DeadlineExceeded:
+    def missed(self, permit: RemotePermit, where: str = "queue") -> DeadlineExceeded:  # noqa: ARG002  the core knows
         permit.leave(late=True)
         return too_late(permit.shortened)
 

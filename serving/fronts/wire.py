@@ -6,6 +6,7 @@
                  | for each output: dtype u32 | ndim u32 | dims u32[texts x ndim] | data
     ASK       := JSON `Asking`; answered by ADMITTED (JSON) or ERROR: admission before texts are tokenized
     LEAVE     := u8, 1 if the deadline has passed: the front waits no longer for a request, or returns its admission
+    AFTER     := after_us f64 | behind_us f64 | deadline f64: the arguments of `Permit.add_after`, for an admission
     ERROR     := JSON [name of the class, its attributes]
     all other := JSON
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _RUN = struct.Struct("=ddQ")
 _RUN_TEXTS = struct.Struct(f"{_RUN.format}II")
 _RUN_ONE = struct.Struct(f"{_RUN_TEXTS.format}I")
+AFTER = struct.Struct("=ddd")
 _ROWS = struct.Struct("=dddIIII")
 _ROWS_ONE = struct.Struct(f"{HEADER.format}dddIIIIIII")
 _OUTPUT = struct.Struct("=II")
@@ -62,6 +64,7 @@ class Kind(IntEnum):
     IDLE = 9
     FOLLOWED = 10
     LEFT = 11
+    AFTER = 12
 
     SETUP = 32
     ROWS = 33

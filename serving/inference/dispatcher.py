@@ -133,7 +133,7 @@ class DispatcherLoad(msgspec.Struct, frozen=True):
         admitted_limit: Maximum tokens in flight.
         lane_tokens: Tokens that each lane is computing.
         refusals: Requests rejected at admission, by reason.
-        misses: Deadlines missed after admission, by where the request was: `queue` or `engine`.
+        misses: Deadlines missed after admission, by where the request was: `queue`, `engine`, or `finish` after it.
         non_finite: Texts whose answers were not finite.
         device_us: Device time of batches, by `online` and `bulk`.
     """
@@ -171,7 +171,7 @@ class Dispatcher:
         self._scheduler = scheduler(policy, limits, lambda item: self._miss(item.owner))
         self.admission = self._scheduler.admission
         self.admit, self.reserve = self.admission.admit, self.admission.reserve
-        self._misses = {"queue": 0, "engine": 0}
+        self._misses = {"queue": 0, "engine": 0, "finish": 0}
         self._bulk_misses = 0
         self._non_finite = 0
         self.observer = observer
@@ -185,9 +185,9 @@ class Dispatcher:
         self._deadlines = DeadlineTimer()
         self._wake: Deadline | None = None
 
-    def missed(self, permit: Permit) -> DeadlineExceeded:
-        """Counts a request whose deadline passed before its texts could be queued."""
-        self._count_miss(permit.priority, "queue")
+    def missed(self, permit: Permit, where: str = "queue") -> DeadlineExceeded:
+        """Counts a request whose deadline passed before its texts could be queued, or after the engine."""
+        self.count_miss(permit.priority, where)
         return too_late(permit.shortened)
 
     async def run(self, permit: Permit, texts: Sequence[EncodedText]) -> PendingRequest:
@@ -452,10 +452,10 @@ class Dispatcher:
 
     def _miss(self, request: PendingRequest) -> None:
         if not request.future.done():
-            self._count_miss(request.priority, "engine" if request.started else "queue")
+            self.count_miss(request.priority, "engine" if request.started else "queue")
         self._fail(request, too_late(request.shortened))
 
-    def _count_miss(self, priority: int, where: str) -> None:
+    def count_miss(self, priority: int, where: str) -> None:
         if priority == BULK:
             self._bulk_misses += 1
         else:

@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from contextlib import contextmanager
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from serving.errors import EmptyInput, empty_input, too_many_inputs
+from serving.errors import EmptyInput, empty_input, too_late, too_many_inputs
+from serving.inference.after_engine import EndedError, Until, number_us
 from serving.inference.answer_cache import CachedRows
 from serving.inference.requests import Outcome, Timings
 from serving.records import BULK, DEFAULT_PRIORITY
-from serving.scheduling.admission import estimate_tokens
+from serving.scheduling.admission import DEADLINE_COST_FACTOR, estimate_tokens
 from serving.tasks import WAYS
-from serving.tasks.base import A, Work, check_answer
+from serving.tasks.base import A, Work, check_answer, go_on
 
 if TYPE_CHECKING:
     from collections import defaultdict
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from serving.inference.answer_cache import AnswerCache
     from serving.inference.device import Admitted, Device, Rows
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from serving.models.statistics import BatchStatistics, Duration
     from serving.records import EncodedText, ModelIndex, TextInput, Truncate
     from serving.settings import Settings
-    from serving.tasks.base import Way
+    from serving.tasks.base import Check, Way
 
 R = TypeVar("R")
 
@@ -42,6 +45,15 @@ _INLINE_BYTES = 2048
 
 _INLINE_TOKENS = 1024
 """Maximum tokens that a task with outputs per token finishes on the event loop (about a millisecond)."""
+
+INLINE_NUMBERS = 32_768
+"""Maximum numbers of an answer that are written on the event loop (about a millisecond)."""
+
+_INLINE_US = 1000.0
+"""Minimum predicted time of work after the engine that counts in admission, and that needs a thread."""
+
+_FEW_TEXTS = 8
+"""Maximum texts of a request whose work after the engine is not predicted, if it does not grow with their tokens."""
 
 _EMPTY: Sequence[object] = ("", [], ("", ""))
 
@@ -88,10 +100,23 @@ class _Job(msgspec.Struct, Generic[A], frozen=True):
             check_answer(_tokens(texts) * way.token_numbers(options, model.manifest))
         return texts
 
-    def finish(self, texts: Sequence[EncodedText], rows: Rows) -> A:
+    def after_us(self, texts: Sequence[EncodedText]) -> float:
+        """Predicted time of the work after the engine: finishing, and writing the numbers of the answer."""
+        way, options, model = self.way, self.request.options, self.model
+        lengths = [len(text.ids) for text in texts]
+        us = 0.0
+        if way.after is not None:
+            units = way.after(self.inputs, lengths, options, model.manifest)
+            us = units * model.after_us.get(way.options, 0.0)
+        if not self.request.as_bytes:
+            numbers = sum(lengths) * way.token_numbers(options, model.manifest)
+            us += (numbers + len(texts) * way.text_numbers(options, model.manifest)) * number_us()
+        return us
+
+    def finish(self, texts: Sequence[EncodedText], rows: Rows, check: Check = go_on) -> A:
         model = self.model
         return self.way.finish(
-            Work(self.inputs, self.request.options, texts, rows.result(), model.manifest, model.tokenizer)
+            Work(self.inputs, self.request.options, texts, rows.result(), model.manifest, model.tokenizer, check)
         )
 
 
@@ -104,6 +129,7 @@ class _Done(msgspec.Struct, Generic[A], frozen=True):
     tokens: int
     computed_at: float
     answer: A
+    permit: Admitted | None = None
 
 
 class Pipeline:
@@ -132,6 +158,7 @@ class Pipeline:
         self._tokenizer_turn = asyncio.Lock()
         self._bulk_turn = asyncio.Lock()
         self._users: Counter[ModelIndex] = Counter()
+        self._after_us = 0.0
         self.elsewhere: Callable[[ModelIndex], int] = lambda _: 0
 
     async def infer(self, request: InferRequest[A]) -> Outcome[A]:
@@ -181,6 +208,7 @@ class Pipeline:
             compute_type=self._repository.compute_type,
             cached=rows.cached,
             priority=request.priority or DEFAULT_PRIORITY,
+            permit=done.permit,
         )
         if trace is None:
             self._metrics.count_outcome(outcome)
@@ -244,21 +272,77 @@ class Pipeline:
                     texts = await self._in_turn(job.encode, permit, model.tokenizer.turn)
                     permit.expect_no_more()
                 tokenize_us = (time.perf_counter() - started) * 1e6
+            after_us = 0.0
+            if job.way.token_outputs or len(texts) > _FEW_TEXTS:
+                after_us = await self._expect_after(job, texts, permit)
             rows: Rows
-            if self._cache is None:
-                rows = await self._dispatcher.run(permit, texts)
-                tokens = permit.tokens
-            else:
-                rows = await self._cache.run(self._dispatcher, permit, texts, model.manifest.outputs)
-                tokens = _tokens(texts)
-            computed_at = 0.0 if request.trace is None else time.perf_counter()
-            if model.tokenizer.turn is not None:
-                answer = await self._in_turn(lambda: job.finish(texts, rows), permit, model.tokenizer.turn)
-            elif job.way.token_outputs and tokens > _INLINE_TOKENS:
-                answer = await asyncio.to_thread(job.finish, texts, rows)
-            else:
-                answer = job.finish(texts, rows)
-        return _Done(texts, tokenize_us, rows, tokens, computed_at, answer)
+            try:
+                if self._cache is None:
+                    rows = await self._dispatcher.run(permit, texts)
+                    tokens = permit.tokens
+                else:
+                    rows = await self._cache.run(self._dispatcher, permit, texts, model.manifest.outputs)
+                    tokens = _tokens(texts)
+                computed_at = 0.0 if request.trace is None else time.perf_counter()
+                if model.tokenizer.turn is not None:
+                    with self._until(permit) as check:
+                        finish = partial(job.finish, texts, rows, check)
+                        answer = await self._in_turn(finish, permit, model.tokenizer.turn)
+                elif after_us or (job.way.token_outputs and tokens > _INLINE_TOKENS):
+                    answer = await self._in_thread(partial(job.finish, texts, rows), permit)
+                else:
+                    answer = job.finish(texts, rows)
+            finally:
+                if after_us:
+                    self._after_us -= after_us
+        return _Done(texts, tokenize_us, rows, tokens, computed_at, answer, permit)
+
+    async def _expect_after(self, job: _Job[A], texts: Sequence[EncodedText], permit: Admitted) -> float:
+        """Adds the work after the engine to what the permit confirms, and returns its time; 0 if it is short."""
+        after_us = job.after_us(texts)
+        if after_us < _INLINE_US:
+            return 0.0
+        if permit.must_ask(short=False):
+            await permit.ask()
+        deadline = permit.deadline
+        if job.request.timeout_ms is None:
+            latest = job.request.arrival + self._settings.max_timeout_ms / 1e3
+            deadline = max(deadline, min(latest, deadline + DEADLINE_COST_FACTOR * after_us / 1e6))
+        permit.add_after(after_us, self._after_us, deadline)
+        self._after_us += after_us
+        return after_us
+
+    async def write(self, outcome: Outcome[Any], numbers: int, work: Callable[[Check], R]) -> R:
+        """Makes the reply from an answer, up to the request's deadline: in a thread if it has many numbers."""
+        if numbers <= INLINE_NUMBERS:
+            return work(go_on)
+        after_us = numbers * number_us()
+        self._after_us += after_us
+        try:
+            return await self._in_thread(work, outcome.permit)
+        finally:
+            self._after_us -= after_us
+
+    async def _in_thread(self, work: Callable[[Check], R], permit: Admitted | None) -> R:
+        """Does work after the engine in a thread.
+
+        Raises `DeadlineExceeded` at the deadline. The thread then ends at the next block of its work, as it does if the
+        client leaves.
+        """
+        with self._until(permit) as check:
+            async with asyncio.timeout_at(check.deadline):
+                return await asyncio.get_running_loop().run_in_executor(None, work, check)
+
+    @contextmanager
+    def _until(self, permit: Admitted | None) -> Iterator[Until]:
+        """The check of work that must end with this block, and at the deadline."""
+        check = Until() if permit is None else Until(permit.deadline)
+        try:
+            yield check
+        except (EndedError, TimeoutError):
+            raise (too_late("") if permit is None else self._dispatcher.missed(permit, "finish")) from None
+        finally:
+            check.left = True
 
     async def _tokenized(self, job: _Job[A]) -> _Done[A]:
         """The answer of a request that needs no engine."""

@@ -13,6 +13,7 @@ from serving.tasks.base import A
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from serving.inference.device import Admitted
     from serving.records import TextInput, Truncate
     from serving.tasks.base import TaskOptions
 
@@ -36,6 +37,7 @@ class InferRequest(msgspec.Struct, Generic[A]):
         arrival: When the request was complete, in seconds of the clock `time.perf_counter`.
         request_id: Echoed to the client and written to logs.
         trace: Collects the answers until the reply is sent; None if no reply follows.
+        as_bytes: Whether the reply has the answer's numbers as bytes, which takes no time to speak of.
     """
 
     inputs: Sequence[TextInput]
@@ -51,6 +53,7 @@ class InferRequest(msgspec.Struct, Generic[A]):
     arrival: float = 0.0
     request_id: str = ""
     trace: RequestTrace | None = None
+    as_bytes: bool = False
 
     def stamp(
         self,
@@ -98,6 +101,7 @@ class Outcome(msgspec.Struct, Generic[A], frozen=True):
         truncated_tokens: Tokens cut off, over all inputs.
         compute_type: The engine's name for what computed it.
         cached: Whether nothing was computed for it: all rows were cached, or computed for other requests.
+        permit: Its admission, whose deadline ends the writing of the reply too; None if it needed none.
     """
 
     answer: A
@@ -109,6 +113,7 @@ class Outcome(msgspec.Struct, Generic[A], frozen=True):
     compute_type: str = "cpu"
     cached: bool = False
     priority: int = DEFAULT_PRIORITY
+    permit: Admitted | None = None
 
 
 class RequestTrace(msgspec.Struct):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from serving.engine.kinds import ENGINES
 from serving.engine.specs import EngineChoice
 from serving.errors import BundleError, InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
+from serving.inference.after_engine import unit_us
 from serving.inference.tokenizer import TextTokenizer
 from serving.models.artifact_selection import ServableArtifact, select_artifact, verify_bundles
 from serving.records import ModelIndex
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from serving.inference.requests import InputType
     from serving.models.bundle import Bundle
     from serving.records import TextInput
-    from serving.tasks.base import Task
+    from serving.tasks.base import Task, TaskOptions
 
 _DOCUMENTS = ("document", "passage", "corpus", "search_document")
 _SIDES = (QUERIES, _DOCUMENTS)
@@ -44,9 +45,16 @@ class ServedModel(ServableArtifact):
 
     @classmethod
     def of(cls, servable: ServableArtifact, index: ModelIndex, tokenizer: TextTokenizer) -> ServedModel:
-        return cls(
+        model = cls(
             bundle=servable.bundle, artifact=servable.artifact, second=servable.second, index=index, tokenizer=tokenizer
         )
+        _ = model.after_us  # measured before there are requests
+        return model
+
+    @cached_property
+    def after_us(self) -> Mapping[type[TaskOptions[Any]], float]:
+        """Microseconds for a unit of work after the engine, by the options of requests."""
+        return unit_us(self.manifest, self.tokenizer)
 
     @cached_property
     def default_prompt(self) -> str:

@@ -6,7 +6,7 @@ import copy
 import re
 import time
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -19,7 +19,7 @@ from serving.oip.views import TOKENS, views
 from serving.records import EncodedText
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from serving.inference.pipeline import Pipeline
     from serving.inference.requests import Outcome
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from serving.oip.tensors import Tensor
     from serving.oip.views import ModelConfig, View
     from serving.settings import Settings
-    from serving.tasks.base import A
+    from serving.tasks.base import A, Check
+
+R = TypeVar("R")
 
 SERVER_NAME = "bertserve"
 SERVER_VERSION = version("bertserve")
@@ -210,10 +212,24 @@ class V2Service:
         try:
             return await self._pipeline.infer(request)
         except BertserveError:
-            failures = self._pipeline.failures[view.name, view.model.version]
-            failures.count += 1
-            failures.ns += round((time.perf_counter() - request.arrival) * 1e9)
+            self._count_failure(view, request)
             raise
+
+    async def write(
+        self, view: View, request: InferRequest[A], outcome: Outcome[A], width: int, work: Callable[[Check], R]
+    ) -> R:
+        """Makes the reply; see `Pipeline.write`. `width` is that of `View.answer`."""
+        numbers = view.numbers(len(outcome.answer), outcome.tokens, width)
+        try:
+            return await self._pipeline.write(outcome, numbers, work)
+        except BertserveError:
+            self._count_failure(view, request)
+            raise
+
+    def _count_failure(self, view: View, request: InferRequest[Any]) -> None:
+        failures = self._pipeline.failures[view.name, view.model.version]
+        failures.count += 1
+        failures.ns += round((time.perf_counter() - request.arrival) * 1e9)
 
     def config(self, name: str, wanted: str | None) -> ModelConfig:
         """A model's configuration in Triton's form.

@@ -6,6 +6,7 @@ token ids and returns the graph's own outputs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 _PLATFORMS = {"onnx": ("onnxruntime_onnx", "onnxruntime"), "tensorrt": ("tensorrt_plan", "tensorrt")}
 """Triton's names for the platform and the backend, by the artifact's kind."""
 TOKENS = ".tokens"
-
-_INLINE_TOKENS = 128
-"""Maximum tokens of a reply with an output for each token that is written on the event loop."""
 
 _DATATYPES = {"int32": INT32, "float32": FP32}
 _CONFIG_TYPES = {BYTES: "TYPE_STRING"}
@@ -151,9 +149,10 @@ class View(msgspec.Struct, frozen=True):
         named = {output.name: output for output in outputs}
         return [named[name] for name in names]
 
-    def is_long(self, tokens: int, width: int) -> bool:
-        """Whether `answer` takes so long that it needs a thread: padded outputs of many tokens."""
-        return max(tokens, width) > _INLINE_TOKENS and any(-1 in info.shape[1:] for info in self.outputs)
+    def numbers(self, texts: int, tokens: int, width: int) -> int:
+        """The numbers of an answer, roughly; padding is not counted."""
+        sizes = [(math.prod(map(abs, info.shape[1:])), -1 in info.shape[1:]) for info in self.outputs]
+        return sum([size * (max(tokens, texts * width) if ragged else texts) for size, ragged in sizes])
 
     def check_outputs(self, names: Sequence[str]) -> None:
         """Checks the outputs that a request asks for.

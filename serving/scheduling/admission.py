@@ -28,6 +28,8 @@ _SPECIAL_TOKENS = 2
 DEADLINE_COST_FACTOR = 3.0
 """A request without a timeout has at least this multiple of its predicted cost."""
 
+_LATE = "overloaded: the answer would miss the deadline; try again later"
+
 _MIN_RETRY_S = 0.02
 """Minimum time to retry, so that the situation can change."""
 
@@ -86,11 +88,12 @@ class Permit:
         tokens: Tokens held: the estimate, then the exact count.
         alone_us: Predicted time of its only text, if it is confirmed and the device is idle; otherwise None.
         demand: Set when it is confirmed and has to queue.
+        due: When the engine must have its answer: the deadline, less the time of the work after it.
     """
 
     __slots__ = (
-        *("_admission", "_expected_us", "alone_us", "deadline", "demand", "model", "pool", "priority", "shortened"),
-        "tokens",
+        *("_admission", "_behind_us", "_expected_us", "alone_us", "deadline", "demand", "due", "model", "pool"),
+        *("priority", "shortened", "tokens"),
     )
 
     def __init__(self, admission: Admission, model: ModelIndex, priority: int, deadline: float) -> None:
@@ -99,7 +102,8 @@ class Permit:
         self.pool = admission.bulk if priority == BULK else admission.online
         self.model = model
         self.priority = priority
-        self.deadline = deadline
+        self.deadline = self.due = deadline
+        self._behind_us = 0.0
         self.shortened = ""
         self.tokens = 0
         self.alone_us: float | None = None
@@ -117,6 +121,26 @@ class Permit:
         else:
             self.alone_us, self.demand = None, predictor.demand(self.model, lengths)
             admission.take(self, sum(lengths), self.demand, now)
+
+    def add_after(self, after_us: float, behind_us: float, deadline: float) -> None:
+        """Adds work after the engine to what is confirmed later.
+
+        Args:
+            after_us: Its predicted time.
+            behind_us: The same for other requests that such work waits for.
+            deadline: The request's deadline from now on.
+        """
+        self.deadline, self.due = deadline, deadline - after_us / 1e6
+        self._behind_us = behind_us
+
+    @property
+    def after_us(self) -> float:
+        return (self.deadline - self.due) * 1e6 if self.due < self.deadline else 0.0
+
+    def behind_s(self, now: float) -> float:
+        """Seconds of other requests' work after the engine, if that alone makes this one late; otherwise 0."""
+        late = self._behind_us and now + self._behind_us / 1e6 > self.due
+        return self._behind_us / 1e6 if late else 0.0
 
     def must_ask(self, *, short: bool) -> bool:  # noqa: ARG002  see `RemotePermit`
         """Whether the request is not admitted yet: a front decides nothing by itself."""
@@ -257,7 +281,7 @@ class Admission:
             now: The time.
             least_us: Its minimum time, if `demand` is None.
         """
-        predictor, deadline, priority, pool = self.predictor, permit.deadline, permit.priority, permit.pool
+        predictor, deadline, priority, pool = self.predictor, permit.due, permit.priority, permit.pool
         if tokens > pool.capacity:
             raise InvalidRequest(
                 f"the request has about {tokens} tokens{_of(priority)}; the maximum is {pool.capacity}"
@@ -269,14 +293,18 @@ class Admission:
             raise self._overloaded(f"the queue is full: {held}; try again later", priority, now)
         if demand is not None and self._refuses_late:
             least_us = demand.least_us
-        if deadline <= now:
+        if permit.deadline <= now:
             raise DeadlineExceeded("the deadline passed before the request was queued")
         if now + least_us / 1e6 > deadline:
             pool.refusals["hopeless"] += 1
+            least_ms = (least_us + permit.after_us) / 1e3
             raise DeadlineExceeded(
-                f"the deadline cannot be met: this request takes about {least_us / 1e3:.1f} ms on an idle server,"
-                f" and {max(0.0, deadline - now) * 1e3:.1f} ms are left{permit.shortened}"
+                f"the deadline cannot be met: this request takes about {least_ms:.1f} ms on an idle server,"
+                f" and {max(0.0, permit.deadline - now) * 1e3:.1f} ms are left{permit.shortened}"
             )
+        if self._refuses_late and (behind_s := permit.behind_s(now)):
+            pool.refusals["predicted_late"] += 1
+            raise self._overloaded(_LATE, priority, now, behind_s)
         if (
             demand is not None
             and self._refuses_late
@@ -289,12 +317,12 @@ class Admission:
                 late = "the engine is restarting, and the answer would miss the deadline; try again"
                 raise NotReady(late, retry_after_s=max(_MIN_RETRY_S, predictor.drain_s(now, priority)))
             pool.refusals["predicted_late"] += 1
-            raise self._overloaded("overloaded: the answer would miss the deadline; try again later", priority, now)
+            raise self._overloaded(_LATE, priority, now)
         pool.in_flight += tokens - permit.tokens
         permit.tokens = tokens
 
-    def _overloaded(self, message: str, priority: int, now: float) -> Overloaded:
-        drain_s = max(_MIN_RETRY_S, self.predictor.drain_s(now, priority))
+    def _overloaded(self, message: str, priority: int, now: float, least_s: float = _MIN_RETRY_S) -> Overloaded:
+        drain_s = max(least_s, self.predictor.drain_s(now, priority))
         kind = BulkOverloaded if priority == BULK else Overloaded
         return kind(message, retry_after_s=drain_s, jitter=self._jitter())
 

@@ -140,18 +140,18 @@ class Scheduler:
             self._last_online = now
         if permit.alone_us is not None:
             first.priority = permit.priority
-            first.deadline = permit.deadline
+            first.deadline = permit.due
             bulk = float(permit.priority == BULK)
             alone = Assignment(WIDE, [first], first.tokens, first.tokens, 0, now, permit.alone_us, bulk=bulk)
             return self._start(alone, now)
         demand = permit.demand
         if demand is None:
             raise ValueError("the permit has not been confirmed")
-        key = self._key(demand, permit.deadline, now)
+        key = self._key(demand, permit.due, now)
         for item in items:
             item.priority = permit.priority
             item.key = key
-            item.deadline = permit.deadline
+            item.deadline = permit.due
             item.queued = now
         if len(items) == 1:
             first.least_us, first.work_us = demand.least_us, int(demand.work_us) + 1

@@ -25,8 +25,10 @@ from serving.tasks.base import (
     TaskOptions,
     Way,
     check_top_k,
+    checked,
     each,
     floats,
+    go_on,
     pairs_of,
     softmax,
 )
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from serving.records import AlignedText, Array, EncodedText, Row, TextInput, Truncate
-    from serving.tasks.base import Facts, Tokenizer, Work
+    from serving.tasks.base import Check, Facts, Tokenizer, Work
 
 
 class AnswerSpan(msgspec.Struct, frozen=True):
@@ -86,6 +88,9 @@ _FREE_ANSWERS, _MAX_SPANS = 100, 100_000
 take half a second."""
 
 _MIN_WINDOW = 128
+
+_SPANS_AT_ONCE = 1 << 18
+"""Spans of a window that are compared at once: all of a window of 8,192 tokens take a gigabyte."""
 
 _MORE_SPANS, _SPARE_SPANS = 2, 10
 """Candidate spans of tokens in each window: the wanted answers times `_MORE_SPANS`, plus `_SPARE_SPANS`. Several of
@@ -132,7 +137,7 @@ def encode(
 
 
 def finish(
-    context: str, windows: Sequence[AlignedText], rows: Sequence[Row], options: AnswerOptions
+    context: str, windows: Sequence[AlignedText], rows: Sequence[Row], options: AnswerOptions, check: Check = go_on
 ) -> list[AnswerSpan]:
     """The answers to one question, best first, from the graph's `start_logits` and `end_logits`.
 
@@ -141,17 +146,18 @@ def finish(
         windows: The windows of the context; at least one.
         rows: `start_logits` and `end_logits` of each window, float32 [tokens or more].
         options: Limits of the answers.
+        check: Called between windows.
 
     Returns:
         At least one answer. It is empty if there is nothing to choose from.
     """
     answers: dict[str, AnswerSpan] = {}
     null = 1.0
-    for window, row in zip(windows, rows, strict=True):
+    for window, row in checked(zip(windows, rows, strict=True), check, 1):
         starts, ends = (_probabilities(window, part) for part in row)
         null = min(null, float(starts[0] * ends[0]))
         starts[0] = ends[0] = 0.0
-        for (start, end), score in _best_spans(window, starts, ends, options):
+        for (start, end), score in _best_spans(window, starts, ends, options, check):
             text = context[start:end]
             known = answers.get(text.lower())
             if known is None:
@@ -173,18 +179,29 @@ def _probabilities(window: AlignedText, logits: Array) -> NDArray[np.float64]:
 
 
 def _best_spans(
-    window: AlignedText, starts: NDArray[np.float64], ends: NDArray[np.float64], options: AnswerOptions
+    window: AlignedText, starts: NDArray[np.float64], ends: NDArray[np.float64], options: AnswerOptions, check: Check
 ) -> Iterator[tuple[Span, float]]:
     """The most likely spans of one window, in characters, each with its score, best first."""
     length = min(options.max_answer_tokens, len(ends))
-    padded = np.append(ends, np.zeros(length - 1))
-    scores = (starts[:, None] * np.lib.stride_tricks.sliding_window_view(padded, length)).ravel()
+    further = np.lib.stride_tricks.sliding_window_view(np.append(ends, np.zeros(length - 1)), length)
     wanted = _wanted(options)
+    step = max(1, _SPANS_AT_ONCE // length)
+    found = [
+        _largest((starts[at : at + step, None] * further[at : at + step]).ravel(), wanted, at * length)
+        for at in checked(range(0, len(starts), step), check, 1)
+    ]
+    indices, scores = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    best, _ = _largest(scores, wanted) if len(found) > 1 else (np.arange(len(scores)), scores)
+    for place in best[np.argsort(-scores[best], kind="stable")].tolist():
+        if scores[place] > 0:
+            first, more = divmod(int(indices[place]), length)
+            yield (int(window.spans[first, 0]), int(window.spans[first + more, 1])), float(scores[place])
+
+
+def _largest(scores: NDArray[np.float64], wanted: int, first: int = 0) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """The indices of the largest scores, from `first`, in no order, and the scores."""
     best = np.argpartition(-scores, wanted)[:wanted] if wanted < len(scores) else np.arange(len(scores))
-    for index in best[np.argsort(-scores[best], kind="stable")].tolist():
-        if scores[index] > 0:
-            first, further = divmod(index, length)
-            yield (int(window.spans[first, 0]), int(window.spans[first + further, 1])), float(scores[index])
+    return best + first, scores[best]
 
 
 def _wanted(options: AnswerOptions) -> int:
@@ -195,9 +212,14 @@ def _wanted(options: AnswerOptions) -> int:
 def _finish(work: Work[AnswerOptions]) -> list[list[AnswerSpan]]:
     contexts = [context for _, context in pairs_of(work.inputs)]
     return [
-        finish(contexts[source], windows, rows, work.options)
+        finish(contexts[source], windows, rows, work.options, work.check)
         for source, windows, rows in by_input(work.texts, work.rows)
     ]
+
+
+def _after(_: Sequence[TextInput], lengths: Sequence[int], options: AnswerOptions, __: Facts) -> int:
+    """The spans that are compared."""
+    return sum([length * min(options.max_answer_tokens, length) for length in lengths])
 
 
 class Question(msgspec.Struct, forbid_unknown_fields=True):
@@ -284,6 +306,7 @@ _WAY: Way[AnswerOptions, list[list[AnswerSpan]]] = Way(
     sizes_bytes,
     encode=encode,
     token_outputs=True,
+    after=_after,
     windows=lambda _: True,
 )
 

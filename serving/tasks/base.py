@@ -7,7 +7,7 @@ bundles' nor the requests' packages, so that both can import tasks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 O = TypeVar("O")  # noqa: E741  the options
 O_contra = TypeVar("O_contra", contravariant=True)
 S = TypeVar("S", bound=msgspec.Struct)
+V = TypeVar("V")
 A = TypeVar("A", bound=Sized)
 """The answer of a task: one element for each input."""
 
@@ -126,6 +127,24 @@ class Tokenizer(Protocol):
     def first_id(self, word: str) -> int | None: ...
 
 
+Check = Callable[[], None]
+"""Called between blocks of work. It raises if the work must end: its deadline has passed, or its client has left."""
+
+_BLOCK = 1024
+
+
+def go_on() -> None:
+    """The `Check` of work without a deadline."""
+
+
+def checked(values: Iterable[V], check: Check, block: int = _BLOCK) -> Iterator[V]:
+    """The values, with a check before each block of them."""
+    for index, value in enumerate(values):
+        if index % block == 0:
+            check()
+        yield value
+
+
 class Work(msgspec.Struct, Generic[O]):
     """A request that the engine has processed.
 
@@ -140,6 +159,7 @@ class Work(msgspec.Struct, Generic[O]):
     rows: Sequence[Row]
     manifest: Facts
     tokenizer: Tokenizer
+    check: Check = go_on
 
 
 class SizesBytes(Protocol[O_contra]):
@@ -185,7 +205,10 @@ class Way(Generic[O, A]):
         expand: Turns the request's inputs into those that the model reads; None if they are the same.
         encode: None if each input is encoded by itself, as `TextTokenizer.encode` does.
         token_numbers: Numbers of the answer for each token; 0 if the answer does not grow with a text's tokens.
+        text_numbers: The same for each text of the engine.
         token_outputs: Whether finishing takes time for each token, so that long texts need a thread for it.
+        after: Units of work that finishing takes, by the inputs and the tokens of each text of the engine. The warm-up
+            measures the time of a unit. None if it takes no time to speak of.
         prompt_apart: Whether inputs are pairs of prompt and text, instead of both in one text.
         prompts_by_side: Whether inputs are pairs of query and document, each with the prompt of its side.
         windows: Whether these options read a text that is too long in several windows; otherwise it is truncated.
@@ -202,7 +225,9 @@ class Way(Generic[O, A]):
     expand: Callable[[Sequence[TextInput], O], Sequence[TextInput]] | None = None
     encode: Encode[O] | None = None
     token_numbers: Callable[[O, Facts], int] = never
+    text_numbers: Callable[[O, Facts], int] = never
     token_outputs: bool = False
+    after: Callable[[Sequence[TextInput], Sequence[int], O, Facts], int] | None = None
     windows: Callable[[O], bool] = never
     prompt_apart: bool = False
     prompts_by_side: bool = False
@@ -398,6 +423,11 @@ class Task(Generic[O, A]):
 def each(answer: object) -> Callable[[Any, Facts, int], list[Any]]:
     """Makes a function that returns the same sample answer for every input."""
     return lambda _, __, count: [answer] * count
+
+
+def all_tokens(_: Sequence[TextInput], lengths: Sequence[int], __: object, ___: Facts) -> int:
+    """The units of work (`Way.after`) that is proportional to tokens."""
+    return sum(lengths)
 
 
 def check_top_k(top_k: int | None) -> None:

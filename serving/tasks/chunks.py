@@ -15,7 +15,7 @@ import numpy as np
 from serving.errors import InvalidRequest, WrongTask, quoted
 from serving.records import EncodedChunk
 from serving.tasks import embed
-from serving.tasks.base import TaskOptions, Way, pairs_of
+from serving.tasks.base import TaskOptions, Way, all_tokens, checked, pairs_of
 from serving.tasks.embed import EmbedOptions
 from serving.tasks.windows import USUAL_OVERLAP, by_input, chunk_ranges, merged, too_many_chunks
 
@@ -119,14 +119,15 @@ def _finish_late(work: Work[ChunkOptions]) -> list[list[Chunk]]:
     room = (work.options.tokens or work.manifest.max_length) - len(work.tokenizer.frame)
     for source, windows, rows in by_input(work.texts, work.rows):
         before = len(pairs[source][0])
-        whole, vectors = merged(windows, [row[0] for row in rows])
+        whole, vectors = merged(windows, [row[0] for row in rows], work.check)
         count = len(whole.ids)
         spans = whole.spans[whole.head : count - whole.tail] - before
         prompt = int(np.count_nonzero(spans[:, 0] < 0))
         words = whole.words[whole.head + prompt : count - whole.tail]
         spans = spans[prompt:]
         means, places = [], []
-        for begin, end in chunk_ranges(words, room, work.options.overlap_tokens) if len(words) else [(0, 0)]:
+        ranges = chunk_ranges(words, room, work.options.overlap_tokens) if len(words) else [(0, 0)]
+        for begin, end in checked(ranges, work.check, 1):
             low = 0 if begin == 0 else whole.head + prompt + begin
             high = count if end == len(words) else whole.head + prompt + end
             means.append((vectors[low:high].astype(np.float32).mean(axis=0),))
@@ -145,6 +146,7 @@ WAY: Way[ChunkOptions, list[list[Chunk]]] = Way(
     check,
     sizes_bytes,
     encode=encode,
+    text_numbers=lambda options, facts: embed.numbers(options.vectors, facts),
     token_outputs=True,
     windows=lambda _: True,
     prompt_apart=True,
@@ -158,6 +160,7 @@ LATE: Way[ChunkOptions, list[list[Chunk]]] = Way(
     sizes_bytes,
     encode=encode_whole,
     token_outputs=True,
+    after=all_tokens,
     windows=lambda _: True,
     prompt_apart=True,
 )

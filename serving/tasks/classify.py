@@ -17,7 +17,9 @@ from serving.tasks.base import (
     TaskOptions,
     Way,
     check_top_k,
+    checked,
     floats,
+    go_on,
     sigmoid,
     softmax,
 )
@@ -29,8 +31,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from serving.records import EncodedText, Row
-    from serving.tasks.base import Facts, Work
+    from serving.records import EncodedText, Row, TextInput
+    from serving.tasks.base import Check, Facts, Work
+
+
+_ROWS = 16
+"""Texts whose classes are sorted at once."""
 
 
 class LabelScore(msgspec.Struct, frozen=True):
@@ -78,6 +84,7 @@ def finish(
     multi_label: bool,
     regression: bool = False,
     texts: Sequence[EncodedText] = (),
+    check: Check = go_on,
 ) -> list[list[LabelScore]]:
     """The answer from the `logits`, float32 [classes], of each of the `texts`: inputs, or windows of inputs.
 
@@ -93,7 +100,7 @@ def finish(
     order = np.argsort(ranks, axis=1, kind="stable")[:, : options.top_k]
     return [
         [LabelScore(labels[index], float(row[index])) for index in best]
-        for row, best in zip(scores, order.tolist(), strict=True)
+        for row, best in checked(zip(scores, order.tolist(), strict=True), check, _ROWS)
     ]
 
 
@@ -106,6 +113,7 @@ def _finish(work: Work[ClassifyOptions]) -> list[list[LabelScore]]:
         multi_label=manifest.multi_label,
         regression=manifest.regression,
         texts=work.texts,
+        check=work.check,
     )
 
 
@@ -131,6 +139,10 @@ def _answers(found: Any) -> list[Any]:  # noqa: ANN401  any JSON
     return [[(one["label"], one["score"]) for one in row] for row in replies.nested(found)]
 
 
+def _after(_: Sequence[TextInput], lengths: Sequence[int], __: object, facts: Facts) -> int:
+    return len(lengths) * len(facts.labels)
+
+
 _WAY: Way[ClassifyOptions, list[list[LabelScore]]] = Way(
     ClassifyOptions,
     "classify",
@@ -138,6 +150,7 @@ _WAY: Way[ClassifyOptions, list[list[LabelScore]]] = Way(
     check,
     windows.sizes_bytes,
     encode=windows.encode,
+    after=_after,
     windows=windows.asked,
 )
 

@@ -130,6 +130,16 @@ def _token_numbers(options: CombinedOptions, facts: Facts) -> int:
     return facts.token_size if "tokens" in options.outputs else 0
 
 
+def _text_numbers(options: CombinedOptions, facts: Facts) -> int:
+    return embed.numbers(options.dense, facts) if "dense" in options.outputs else 0
+
+
 WAY: Way[CombinedOptions, list[Embedded]] = Way(
-    CombinedOptions, "embed", finish, check, token_numbers=_token_numbers, token_outputs=True
+    CombinedOptions,
+    "embed",
+    finish,
+    check,
+    token_numbers=_token_numbers,
+    text_numbers=_text_numbers,
+    token_outputs=True,
 )

@@ -52,6 +52,10 @@ def check(options: EmbedOptions, manifest: Facts) -> None:
     raise InvalidRequest(said, param="dimensions")
 
 
+def numbers(options: EmbedOptions, manifest: Facts) -> int:
+    return options.dimensions or manifest.vector_size
+
+
 def finish(rows: Sequence[Row], options: EmbedOptions, *, normalize: bool) -> NDArray[np.float32]:
     """The answer from each text's `pooled`, float32 [vector_size].
 
@@ -87,6 +91,7 @@ _WAY: Way[EmbedOptions, NDArray[np.float32]] = Way(
     "embed",
     lambda work: finish(work.rows, work.options, normalize=work.manifest.normalize),
     check,
+    text_numbers=numbers,
 )
 
 TASK = Task(

@@ -27,6 +27,7 @@ from serving.tasks.base import (
     TaskOptions,
     Way,
     check_top_k,
+    checked,
     for_side,
     output_at,
     texts_of,
@@ -102,7 +103,7 @@ def finish(work: Work[EmbedSparseOptions]) -> list[SparseVector]:
     options = work.options
     table = work.tokenizer.query_weights if options.query else None
     weighed = _looked_up(work.texts, table, work.manifest.active) if table is not None else _computed(work)
-    vectors = [_sparse(indices, weights, options) for indices, weights in weighed]
+    vectors = [_sparse(indices, weights, options) for indices, weights in checked(weighed, work.check, 1)]
     return [_named(vector, work.tokenizer) for vector in vectors] if options.tokens else vectors
 
 
@@ -184,6 +185,7 @@ _WAY: Way[EmbedSparseOptions, list[SparseVector]] = Way(
     finish,
     check,
     encode=encode,
+    after=lambda _, lengths, __, ___: len(lengths),
     for_side=for_side,
     engineless=engineless,
 )

@@ -23,6 +23,7 @@ from serving.tasks.base import (
     TaskOptions,
     Vector,
     Way,
+    checked,
     for_side,
     output_at,
     padded,
@@ -92,7 +93,8 @@ def vectors(
 
 def _finish(work: Work[EmbedTokensOptions]) -> list[NDArray[np.float32]]:
     sides, query, at = work.manifest.multi_vector, work.options.query, output_at(work.manifest, "token_embeddings")
-    return [vectors(text, row[at], sides, query=query) for text, row in zip(work.texts, work.rows, strict=True)]
+    pairs = checked(zip(work.texts, work.rows, strict=True), work.check, 1)
+    return [vectors(text, row[at], sides, query=query) for text, row in pairs]
 
 
 def _row(found: NDArray[Any], count: int) -> NDArray[Any]:

@@ -15,12 +15,13 @@ from serving.errors import InvalidRequest
 from serving.tasks import combined
 from serving.tasks.base import TaskOptions, Way, Work
 from serving.tasks.combined import CombinedOptions, Embedded
-from serving.tasks.maxsim import encode, mean_maxsim, scored, sizes_bytes
+from serving.tasks.maxsim import encode, mean_maxsim, products, scored, sizes_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from serving.tasks.base import Facts
+    from serving.records import TextInput
+    from serving.tasks.base import Check, Facts
     from serving.tasks.embed_sparse import SparseVector
 
 
@@ -48,18 +49,26 @@ def finish(work: Work[HybridOptions]) -> list[float]:
     largest = max(given.values())
     weights = {output: weight / largest for output, weight in given.items() if weight / largest > 0}
     options = CombinedOptions(tuple(weights), normalize=True)
-    found = combined.finish(Work(work.inputs, options, work.texts, work.rows, work.manifest, work.tokenizer))
-    return scored(work.inputs, found, lambda query, text: _score(query, text, weights))
+    found = combined.finish(
+        Work(work.inputs, options, work.texts, work.rows, work.manifest, work.tokenizer, work.check)
+    )
+    return scored(work.inputs, found, lambda query, text: _score(query, text, weights, work.check))
 
 
-def _score(query: Embedded, text: Embedded, weights: Mapping[str, float]) -> float:
+def _after(inputs: Sequence[TextInput], lengths: Sequence[int], options: HybridOptions, facts: Facts) -> int:
+    outputs = options.weights or combined.offered(facts)
+    return products(inputs, lengths, options, facts) if "tokens" in outputs else sum(lengths)
+
+
+def _score(query: Embedded, text: Embedded, weights: Mapping[str, float], check: Check) -> float:
+    check()
     scores = {}
     if query.dense is not None and text.dense is not None:
         scores["dense"] = float(query.dense @ text.dense)
     if query.sparse is not None and text.sparse is not None:
         scores["sparse"] = product(query.sparse, text.sparse)
     if query.tokens is not None and text.tokens is not None:
-        scores["tokens"] = mean_maxsim(query.tokens, text.tokens)
+        scores["tokens"] = mean_maxsim(query.tokens, text.tokens, check)
     return sum(weight * scores[output] for output, weight in weights.items()) / sum(weights.values())
 
 
@@ -77,5 +86,6 @@ WAY: Way[HybridOptions, list[float]] = Way(
     sizes_bytes,
     encode=encode,
     token_outputs=True,
+    after=_after,
     prompts_by_side=True,
 )

@@ -5,12 +5,13 @@ A text's score is the sum, over the query's vectors, of the largest dot product 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from serving.errors import WrongTask
-from serving.tasks.base import TaskOptions, Way, output_at, pairs_of
+from serving.tasks.base import TaskOptions, Way, checked, go_on, output_at, pairs_of
 from serving.tasks.embed_tokens import EmbedTokensOptions, vectors
 from serving.tasks.embed_tokens import encode as encode_side
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from serving.records import EncodedText, TextInput, Truncate
-    from serving.tasks.base import Facts, Tokenizer, Work
+    from serving.tasks.base import Check, Facts, Tokenizer, Work
 
 E = TypeVar("E")
 """The embedding of a text."""
@@ -68,18 +69,26 @@ def encode(
     ]
 
 
-def maxsim(query: NDArray[np.float32], text: NDArray[np.float32]) -> float:
+def products(inputs: Sequence[TextInput], lengths: Sequence[int], _: object, __: Facts) -> int:
+    """The dot products of all pairs. Some tokens may have no vector."""
+    pairs = pairs_of(inputs)
+    queries, _ = sides_of(pairs)
+    sizes = dict(zip(queries, lengths, strict=False))
+    return sum([sizes[query] * length for (query, _), length in zip(pairs, lengths[len(queries) :], strict=True)])
+
+
+def maxsim(query: NDArray[np.float32], text: NDArray[np.float32], check: Check = go_on) -> float:
     """The score of a text, from vectors float32 [tokens, size]."""
     if not len(text):
         return LOWEST
     # In blocks: all products of two texts of 8,192 tokens take 268 MB.
-    products = (query[at : at + _BLOCK] @ text.T for at in range(0, len(query), _BLOCK))
-    return sum((float(block.max(axis=1).sum(dtype=np.float64)) for block in products), 0.0)
+    blocks = (query[at : at + _BLOCK] @ text.T for at in checked(range(0, len(query), _BLOCK), check, 1))
+    return sum((float(block.max(axis=1).sum(dtype=np.float64)) for block in blocks), 0.0)
 
 
-def mean_maxsim(query: NDArray[np.float32], text: NDArray[np.float32]) -> float:
+def mean_maxsim(query: NDArray[np.float32], text: NDArray[np.float32], check: Check = go_on) -> float:
     """The same as a mean over the query's vectors."""
-    return maxsim(query, text) / max(1, len(query))
+    return maxsim(query, text, check) / max(1, len(query))
 
 
 def finish(work: Work[MaxSimOptions]) -> list[float]:
@@ -87,10 +96,10 @@ def finish(work: Work[MaxSimOptions]) -> list[float]:
     count, at = len(work.texts) - len(work.inputs), output_at(work.manifest, "token_embeddings")
     found = [
         vectors(text, row[at], sides, query=index < count)
-        for index, (text, row) in enumerate(zip(work.texts, work.rows, strict=True))
+        for index, (text, row) in enumerate(checked(zip(work.texts, work.rows, strict=True), work.check, 1))
     ]
     is_mean = sides is not None and sides.mean if raw is None else not raw
-    return scored(work.inputs, found, mean_maxsim if is_mean else maxsim)
+    return scored(work.inputs, found, partial(mean_maxsim if is_mean else maxsim, check=work.check))
 
 
 def scored(inputs: Sequence[TextInput], found: Sequence[E], score: Callable[[E, E], float]) -> list[float]:
@@ -118,5 +127,6 @@ WAY: Way[MaxSimOptions, list[float]] = Way(
     sizes_bytes,
     encode=encode,
     token_outputs=True,
+    after=products,
     prompts_by_side=True,
 )

@@ -15,16 +15,30 @@ import numpy as np
 from serving.errors import InvalidRequest
 from serving.fields.owners import TAG, Owners
 from serving.tasks import replies, windows
-from serving.tasks.base import Asked, GraphOutput, LoadFormat, Output, Route, Task, TaskOptions, Way, each, texts_of
+from serving.tasks.base import (
+    Asked,
+    GraphOutput,
+    LoadFormat,
+    Output,
+    Route,
+    Task,
+    TaskOptions,
+    Way,
+    all_tokens,
+    checked,
+    each,
+    go_on,
+    texts_of,
+)
 from serving.tasks.windows import LongText, Options, Windows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from serving.records import AlignedText, EncodedText, Row, TextInput, Truncate
-    from serving.tasks.base import Facts, Tokenizer, Work
+    from serving.tasks.base import Check, Facts, Tokenizer, Work
 
     Probabilities = NDArray[np.float32]
     Indices = NDArray[np.intp]
@@ -124,6 +138,7 @@ def finish(
     labels: Sequence[str],
     tokens: Tokens,
     unknown: int | None = None,
+    check: Check = go_on,
 ) -> list[Entity | TaggedToken]:
     """The entities or tokens of one text.
 
@@ -135,6 +150,7 @@ def finish(
         labels: The model's tags.
         tokens: The model's vocabulary.
         unknown: The unknown token, which is shown as the characters of the text.
+        check: Called between blocks of tokens.
     """
     positions = np.flatnonzero(aligned.words >= 0)
     if not len(positions):
@@ -143,7 +159,7 @@ def finish(
     probabilities = _probabilities(row[0][positions].astype(np.float32, copy=False))
     ids = [aligned.ids[position] for position in positions.tolist()]
     if options.aggregation in _OF_WORDS:
-        begins = np.array(list(_word_begins(text, ids, spans.tolist(), tokens, unknown)), np.intp)
+        begins = np.array(list(_word_begins(text, ids, checked(spans.tolist(), check), tokens, unknown)), np.intp)
         ends = np.append(begins[1:], len(positions))
         spans = np.stack([spans[begins, 0], spans[ends - 1, 1]], axis=1)
         probabilities = _OF_WORDS[options.aggregation](probabilities, begins, ends - begins)
@@ -155,13 +171,13 @@ def finish(
                 tag, score, index, ("" if token == unknown else tokens.name(token)) or text[start:end], start, end
             )
             for tag, score, index, token, (start, end) in zip(
-                tags, scores.tolist(), positions.tolist(), ids, spans.tolist(), strict=True
+                tags, scores.tolist(), positions.tolist(), ids, checked(spans.tolist(), check), strict=True
             )
             if tag not in options.ignore_labels
         ]
     return [
         Entity(tag, score, text[start:end], start, end)
-        for tag, score, start, end in _grouped(tags, scores, spans)
+        for tag, score, start, end in checked(_grouped(tags, scores, spans), check)
         if tag not in options.ignore_labels
     ]
 
@@ -174,7 +190,7 @@ def _probabilities(logits: NDArray[np.float32]) -> Probabilities:
 
 
 def _word_begins(
-    text: str, ids: Sequence[int], spans: Sequence[Sequence[int]], tokens: Tokens, unknown: int | None
+    text: str, ids: Sequence[int], spans: Iterable[Sequence[int]], tokens: Tokens, unknown: int | None
 ) -> Iterator[int]:
     """The positions where words begin, by the pipeline's rules.
 
@@ -237,13 +253,14 @@ def _finish(work: Work[TagOptions]) -> list[list[Entity | TaggedToken]]:
     for source, own, rows in windows.by_input(work.texts, work.rows):
 
         def found(part: AlignedText, row: Row, text: str = texts[source]) -> list[Entity | TaggedToken]:
-            return finish(text, part, row, work.options, work.manifest.labels, work.tokenizer, unknown)
+            work.check()
+            return finish(text, part, row, work.options, work.manifest.labels, work.tokenizer, unknown, work.check)
 
         if work.options.by_window and len(own) > 1:
             parts = [one for part, row in zip(own, rows, strict=True) for one in found(part, row)]
             answers.append(longest(parts))
         else:
-            whole, logits = windows.merged(own, [row[0] for row in rows])
+            whole, logits = windows.merged(own, [row[0] for row in rows], work.check)
             answers.append(found(whole, (logits,)))
     return answers
 
@@ -321,6 +338,7 @@ _WAY: Way[TagOptions, list[list[Entity | TaggedToken]]] = Way(
     windows.sizes_bytes,
     encode=encode,
     token_outputs=True,
+    after=all_tokens,
     windows=windows.asked,
 )
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from serving.errors import InvalidRequest, quoted
 from serving.records import AlignedText, EncodedText
+from serving.tasks.base import checked, go_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from serving.records import Array, Row, TextInput, TokenIds, Truncate
-    from serving.tasks.base import Facts, Tokenizer
+    from serving.tasks.base import Check, Facts, Tokenizer
 
 
 def windows_of(
@@ -177,12 +178,15 @@ def by_input(
         yield source, windows, own
 
 
-def merged(windows: Sequence[AlignedText], arrays: Sequence[Array]) -> tuple[AlignedText, NDArray[Any]]:
+def merged(
+    windows: Sequence[AlignedText], arrays: Sequence[Array], check: Check = go_on
+) -> tuple[AlignedText, NDArray[Any]]:
     """Merges the windows of a text: each token once, from the window with the most context around it.
 
     Args:
         windows: The windows of the text.
         arrays: An output of the graph for each window, [tokens or more, ...].
+        check: Called between windows.
 
     Returns:
         The text as if the model had read it whole, with the special tokens of its first and last window; and its rows.
@@ -195,7 +199,7 @@ def merged(windows: Sequence[AlignedText], arrays: Sequence[Array]) -> tuple[Ali
     # Of two neighbors, the first has the tokens up to the middle of their overlap.
     cuts = [(right.start + end) // 2 for right, end in zip(windows[1:], ends, strict=False)]
     parts = []
-    for number, window in enumerate(windows):
+    for number, window in enumerate(checked(windows, check, 1)):
         low = window.head + cuts[number - 1] - window.start if number else 0
         high = window.head + cuts[number] - window.start if number < len(cuts) else len(window.ids)
         parts.append((window, slice(low, high)))

@@ -124,7 +124,7 @@ DEADLINE_MISSES = Metric(
     "bertserve_deadline_misses_total",
     "counter",
     "Admitted requests that missed their deadline, by stage.",
-    {"where": "`queue`, `engine`"},
+    {"where": "`queue`, `engine`, `finish`"},
 )
 
 BULK_REQUEST_SECONDS = Metric(

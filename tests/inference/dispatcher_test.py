@@ -314,7 +314,7 @@ async def test_what_is_too_late_when_its_turn_comes_is_not_computed() -> None:
     bench.engine.finish_all()
     assert bench.engine.seen == [1, 4]
     assert await rows(fine) == [[4, 20]]
-    assert bench.dispatcher.load().misses == {"queue": 1, "engine": 0}
+    assert bench.dispatcher.load().misses == {"queue": 1, "engine": 0, "finish": 0}
     bench.assert_nothing_is_left()
 
 

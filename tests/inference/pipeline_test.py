@@ -76,7 +76,7 @@ def test_a_deadline_runs_while_a_request_waits_for_the_tokenizer() -> None:
         with pytest.raises(DeadlineExceeded):
             await asyncio.wait_for(second, 30)
         assert (tokenizer.began, first.done()) == (1, False)
-        assert dispatcher.load().misses == {"queue": 1, "engine": 0}
+        assert dispatcher.load().misses == {"queue": 1, "engine": 0, "finish": 0}
         assert dispatcher.load().admitted_tokens == 512
         first.cancel()
         await asyncio.wait({first})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from serving.grpc.status import ignored_metadata, outcome_metadata
 from serving.oip.parameters import CONTROL, INPUT, OUTPUT, REQUEST
 from serving.oip.service import SETTINGS, SHARED_MEMORY, refuse_region, refuse_unsupported
 from serving.oip.tensors import BYTES, Tensor, decode_text
+from serving.tasks.base import checked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from serving.grpc.calls import Call
     from serving.inference.requests import RequestTrace
     from serving.oip.service import V2Service
+    from serving.tasks.base import Check
 
 SERVICE = "inference.GRPCInferenceService"
 
@@ -139,19 +140,17 @@ class InferenceService:
         view, infer_request = self._service.request(
             request.model_name, request.model_version, _tensors(request, self._service.max_inputs), names, parameters
         )
+        infer_request.as_bytes = True
         outcome = await self._service.infer_under(view, call.stamp(infer_request, arrival, trace, request.id))
         response = pb.ModelInferResponse(model_name=view.name, model_version=outcome.version, id=request.id)
         width = 0 if view.takes_text else request.inputs[0].shape[-1]
 
-        def write() -> None:
-            for output in view.answer(outcome.answer, names, width):
+        def write(check: Check) -> None:
+            for output in checked(view.answer(outcome.answer, names, width), check, 1):
                 response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
                 response.raw_output_contents.append(output.blob())
 
-        if view.is_long(outcome.tokens, width):
-            await asyncio.to_thread(write)
-        else:
-            write()
+        await self._service.write(view, infer_request, outcome, width, write)
         call.set_trailing_metadata(outcome_metadata(outcome) + ignored_metadata(ignored))
         return response, ignored
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 import msgspec
@@ -14,6 +14,7 @@ from serving.grpc.services import tei_pb2 as pb
 from serving.grpc.status import outcome_metadata
 from serving.inference.pipeline import check_not_empty
 from serving.inference.requests import InferRequest, InputType
+from serving.tasks.base import checked
 from serving.tasks.classify import ClassifyOptions
 from serving.tasks.embed import EmbedOptions
 from serving.tasks.embed_sparse import EmbedSparseOptions
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from serving.grpc.calls import Call
     from serving.inference.requests import Outcome, RequestTrace
     from serving.records import TextInput, Truncate
+    from serving.tasks.base import Check
     from serving.tei.service import TeiService
 
 SERVICES = tuple(f"tei.v1.{name}" for name in ("Info", "Embed", "Predict", "Rerank", "Tokenize"))
@@ -38,8 +40,6 @@ _MODEL, _INPUT_TYPE = b"model", b"input_type"
 """Metadata keys for the model, and for the purpose of a text. The messages have no fields for them."""
 
 _DIRECTIONS = tuple(pb.TruncationDirection.values())
-_INLINE_NUMBERS = 32_768
-"""Numbers that the event loop converts in about a millisecond. A thread converts more."""
 
 
 class TeiServices:
@@ -94,7 +94,7 @@ class TeiServices:
             call, trace, [request.inputs], options, _cut(request), _prompt(request), input_type=_input_type(call)
         )
         rows = outcome.answer[0]
-        embeddings = await asyncio.to_thread(_rows, rows) if rows.size > _INLINE_NUMBERS else _rows(rows)
+        embeddings = await self._service.pipeline.write(outcome, rows.size, partial(_rows, rows))
         return pb.EmbedAllResponse(token_embeddings=embeddings, metadata=_metadata(outcome, request.inputs))
 
     async def embed_sparse(
@@ -229,8 +229,8 @@ def _prompt(request: Any) -> str | None:  # noqa: ANN401  any message with the f
     return request.prompt_name if request.HasField("prompt_name") else None
 
 
-def _rows(vectors: NDArray[np.float32]) -> list[pb.TokenEmbedding]:
-    return [pb.TokenEmbedding(embeddings=row.tolist()) for row in vectors]
+def _rows(vectors: NDArray[np.float32], check: Check) -> list[pb.TokenEmbedding]:
+    return [pb.TokenEmbedding(embeddings=row.tolist()) for row in checked(vectors, check, 16)]
 
 
 def _ranking(outcome: Outcome[list[float]], texts: Sequence[str], metadata: pb.Metadata) -> pb.RerankResponse:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,12 +22,13 @@ from serving.http.apis.cohere_messages import (
     TokenCount,
 )
 from serving.http.apis.openai_messages import Usage
-from serving.http.apis.vectors import in_form, sparse_json, tokens_json
+from serving.http.apis.vectors import in_form, rows_json, size_of, sparse_json
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.routes import Docs, Router, of_task, ranking_models
 from serving.inference.ranking import named_or_only, ranking
 from serving.inference.requests import InferRequest
 from serving.tasks import WAYS, combined
+from serving.tasks.base import checked
 from serving.tasks.combined import CombinedOptions
 from serving.tasks.embed import EmbedOptions
 from serving.tasks.windows import Windows
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from serving.inference.served_models import ServedModel
     from serving.inference.tokenizer import TextTokenizer
     from serving.records import Truncate
+    from serving.tasks.base import Check
 
 router = Router("Cohere")
 
@@ -118,18 +119,23 @@ async def _embed(context: AppContext, http: HttpRequest, version: str) -> HttpRe
     outcome = await context.pipeline.infer(http.stamp(request))
     plain = version == "1" and not message.embedding_types
 
-    def write() -> bytes:
+    def write(check: Check) -> bytes:
+        answer = outcome.answer
         reply = {
             "id": http.request_id,
             "response_type": "embeddings_floats" if plain else "embeddings_by_type",
-            "embeddings": outcome.answer if plain else {kind: _of_type(outcome.answer, kind) for kind in types},
+            "embeddings": _of_type(answer, "float", check)
+            if plain
+            else {kind: _of_type(answer, kind, check) for kind in types},
             "texts": texts,
             "model": outcome.model,
             "meta": msgspec.to_builtins(EmbeddingMeta(ApiVersion(version), TokenCount(outcome.tokens))),
         }
         return orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)
 
-    body = await asyncio.to_thread(write) if isinstance(request.options, CombinedOptions) else write()
+    several = isinstance(request.options, CombinedOptions)
+    numbers = sum(map(size_of, outcome.answer)) if several else outcome.answer.size
+    body = await context.pipeline.write(outcome, numbers, write)
     return HttpReply(body, head=_head(outcome, cut))
 
 
@@ -143,13 +149,14 @@ def _options(
     return CombinedOptions(outputs, dimensions=dimensions)
 
 
-def _of_type(answer: Any, kind: EmbeddingType) -> Any:  # noqa: ANN401  answers of both options, rows that orjson writes
+def _of_type(answer: Any, kind: EmbeddingType, check: Check) -> Any:  # noqa: ANN401  answers of both options, JSON
     """The embeddings of all texts in one type."""
     if kind == "sparse":
-        return [orjson.Fragment(sparse_json(one.sparse, "list")) for one in answer]
+        return [orjson.Fragment(sparse_json(one.sparse, "list")) for one in checked(answer, check, 1)]
     if kind == "tokens":
-        return [orjson.Fragment(tokens_json(one.tokens)) for one in answer]
-    return in_form(answer if isinstance(answer, np.ndarray) else combined.column(answer, "dense"), kind)
+        return [orjson.Fragment(rows_json(one.tokens, check)) for one in answer]
+    vectors = answer if isinstance(answer, np.ndarray) else combined.column(answer, "dense")
+    return orjson.Fragment(rows_json(in_form(vectors, kind), check))
 
 
 def _texts(message: CohereEmbedRequest) -> list[str]:

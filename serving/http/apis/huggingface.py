@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
@@ -32,6 +33,7 @@ from serving.inference.requests import (
     InputType,
 )
 from serving.tasks import TASKS
+from serving.tasks.base import checked
 from serving.tasks.classify import ClassifyOptions, LabelScore
 from serving.tasks.windows import LongScored, Options
 from serving.tasks.zero_shot import ZeroShotOptions
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from serving.http.exchange import HttpRequest
     from serving.inference.requests import Outcome
     from serving.records import TextInput
-    from serving.tasks.base import A, Route, Task, TaskOptions
+    from serving.tasks.base import A, Check, Route, Task, TaskOptions
 
 
 class FeatureParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -147,6 +149,9 @@ class VertexReply(msgspec.Struct):
 
 router = Router("Tasks")
 
+_AT_ONCE = 1024
+"""Results that are encoded at once."""
+
 _CLASSIFY, _FEATURES, _VERTEX = JsonDecoder(ClassifyRequest), JsonDecoder(FeatureRequest), JsonDecoder(VertexRequest)
 
 
@@ -170,7 +175,7 @@ async def _classify(context: AppContext, http: HttpRequest, *, empty: bool) -> H
     options = ClassifyOptions(parameters.function_to_apply, parameters.top_k, parameters.windows)
     outcome = await _run_task(context, http, inputs, options, truncate=parameters.truncate)
     # This task's API returns a list of one for one input, and its clients unwrap it.
-    return _reply(outcome.answer, outcome)
+    return await _reply(context, outcome.answer, outcome)
 
 
 async def _classify_by(
@@ -188,7 +193,7 @@ async def _classify_by(
         )
     options = ZeroShotOptions(tuple(labels), parameters.hypothesis_template, parameters.multi_label)
     outcome = await _run_task(context, http, inputs, options, truncate=parameters.truncate)
-    return _reply(outcome.answer[0] if alone else outcome.answer, outcome)
+    return await _reply(context, outcome.answer[0] if alone else outcome.answer, outcome)
 
 
 def _own(route: Route, decoder: JsonDecoder[Any], *, unnamed: bool) -> Endpoint:
@@ -198,7 +203,7 @@ def _own(route: Route, decoder: JsonDecoder[Any], *, unnamed: bool) -> Endpoint:
         message = await http.json(decoder, context.large_body_lock)
         inputs, options, truncate = route.read(message, unnamed)
         outcome = await _run_task(context, http, inputs, options, truncate=truncate)
-        return _reply(route.write(message, outcome.answer), outcome)
+        return await _reply(context, route.write(message, outcome.answer), outcome)
 
     answer.__doc__ = route.summary
     return answer
@@ -331,5 +336,17 @@ def _text(value: str | TextPair) -> TextInput:
     return value.text if value.text_pair is None else (value.text, value.text_pair)
 
 
-def _reply(result: Any, outcome: Outcome[Any]) -> HttpReply:  # noqa: ANN401  whatever the route documents
-    return HttpReply(msgspec.json.encode(result), head=outcome_head(outcome))
+async def _reply(context: AppContext, result: Any, outcome: Outcome[Any]) -> HttpReply:  # noqa: ANN401  as documented
+    body = await context.pipeline.write(outcome, outcome.tokens, partial(_json, result))
+    return HttpReply(body, head=outcome_head(outcome))
+
+
+def _json(result: Any, check: Check) -> bytes:  # noqa: ANN401  as documented
+    """The result as JSON, encoded in pieces, because encoding holds the GIL."""
+    check()
+    if not isinstance(result, list) or not result:
+        return msgspec.json.encode(result)
+    if isinstance(result[0], list):
+        return b"[%b]" % b",".join([_json(one, check) for one in result])
+    pieces = [result[at : at + _AT_ONCE] for at in range(0, len(result), _AT_ONCE)]
+    return b"[%b]" % b",".join([msgspec.json.encode(piece)[1:-1] for piece in checked(pieces, check, 1)])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import zlib
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,10 @@ from serving.http.apis.oip_messages import (
     ModelReadiness,
     Readiness,
 )
+from serving.http.apis.vectors import rows_json
 from serving.http.exchange import OCTETS, HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.routes import Docs, Router, v2_names
+from serving.inference.pipeline import INLINE_NUMBERS
 from serving.net.requests import COMPRESSIONS
 from serving.oip.parameters import CONTROL, INPUT, OUTPUT, REQUEST, typed
 from serving.oip.service import (
@@ -37,6 +39,7 @@ from serving.oip.service import (
 )
 from serving.oip.tensors import BYTES, PAIR, TEXT, Tensor
 from serving.oip.views import ModelConfig, ModelMetadata
+from serving.tasks.base import checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from serving.inference.requests import Outcome
     from serving.oip.tensors import Output
     from serving.oip.views import View
+    from serving.tasks.base import Check
 
 router = Router("Open Inference Protocol v2")
 
@@ -65,6 +69,9 @@ Binary = Mapping[str, bool] | bool
 
 _QUICK = 1
 """Compression level: vectors hardly shrink at any level."""
+
+_PACKED_BYTES = 1 << 16
+"""Bytes of a reply that are compressed at once."""
 
 
 def _example(context: AppContext) -> dict[str, Any]:
@@ -101,15 +108,18 @@ async def model_infer(context: AppContext, http: HttpRequest) -> HttpReply:
     view, request = context.v2.request(model, version, tensors, names, message.parameters)
     http.stamp(request)
     binary = _wants_binary(message)
+    request.as_bytes = binary is True
     outcome = await context.v2.infer_under(view, request)
     width = 0 if view.takes_text else tensors[0].shape[-1]
 
-    def write() -> HttpReply:
-        return _reply(view, message, outcome, view.answer(outcome.answer, names, width), binary)
+    def write(check: Check) -> HttpReply:
+        return _reply(view, message, outcome, view.answer(outcome.answer, names, width), binary, check)
 
-    reply = await asyncio.to_thread(write) if view.is_long(outcome.tokens, width) else write()
+    reply = await context.v2.write(view, request, outcome, width, write)
     accepted = http.headers.get(b"accept-encoding", b"")
-    return await asyncio.to_thread(_compressed, reply, accepted) if accepted in COMPRESSIONS else reply
+    if accepted not in COMPRESSIONS:
+        return reply
+    return await context.pipeline.write(outcome, len(reply.body), partial(_compressed, reply, accepted))
 
 
 @router.get("/v2", Docs(gives=ServerMetadata))
@@ -334,17 +344,24 @@ def _flag(parameters: dict[str, Any], name: str) -> bool | None:
 
 
 def _reply(
-    view: View, message: InferMessage, outcome: Outcome[Any], outputs: Sequence[Output], binary: Binary
+    view: View,
+    message: InferMessage,
+    outcome: Outcome[Any],
+    outputs: Sequence[Output],
+    binary: Binary,
+    check: Check,
 ) -> HttpReply:
     tensors: list[dict[str, Any]] = []
     blobs = []
     for output in outputs:
+        check()
         tensor: dict[str, Any] = {"name": output.name, "datatype": output.datatype, "shape": output.shape}
         if binary if isinstance(binary, bool) else binary.get(output.name, False):
             blobs.append(output.blob())
             tensor["parameters"] = {"binary_data_size": len(blobs[-1])}
         else:
-            tensor["data"] = output.flat()
+            flat = output.flat()
+            tensor["data"] = flat if len(flat) <= INLINE_NUMBERS else orjson.Fragment(rows_json(flat, check))
         tensors.append(tensor)
     reply = {"model_name": view.name, "model_version": outcome.version, "outputs": tensors}
     if message.id:
@@ -356,12 +373,16 @@ def _reply(
     return HttpReply(b"".join((head, *blobs)), content_type=OCTETS, head=outcome_head(outcome) + length)
 
 
-def _compressed(reply: HttpReply, encoding: bytes) -> HttpReply:
+def _compressed(reply: HttpReply, encoding: bytes, check: Check) -> HttpReply:
     """A compressed reply, for a client that accepts this encoding and no other.
 
     HTTP libraries list all encodings they know by default. These get no compression: vectors hardly shrink, and it is
     slow.
     """
     packer = zlib.compressobj(_QUICK, wbits=COMPRESSIONS[encoding])
-    body = packer.compress(reply.body) + packer.flush()
+    pieces = [
+        packer.compress(reply.body[at : at + _PACKED_BYTES])
+        for at in checked(range(0, len(reply.body), _PACKED_BYTES), check, 1)
+    ]
+    body = b"".join((*pieces, packer.flush()))
     return msgspec.structs.replace(reply, body=body, head=reply.head + b"content-encoding: %b\r\n" % encoding)

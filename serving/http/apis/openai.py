@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import orjson
@@ -12,11 +12,12 @@ from serving.errors import ForeignTokenIds
 from serving.http.apis.batch_lines import LineRoute
 from serving.http.apis.openai_messages import EmbeddingsReply, EmbeddingsRequest, ModelCard, ModelList, TextInput
 from serving.http.apis.tei import text_inputs
-from serving.http.apis.vectors import in_form, size_of, sparse_json, tokens_json
+from serving.http.apis.vectors import in_form, rows_json, size_of, sparse_json
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.routes import Docs, Router, all_models, of_task
-from serving.inference.pipeline import check_not_empty
+from serving.inference.pipeline import INLINE_NUMBERS, check_not_empty
 from serving.inference.requests import InferRequest
+from serving.tasks.base import checked, go_on
 from serving.tasks.combined import CombinedOptions
 from serving.tasks.embed import EmbedOptions
 from serving.tei.service import BYTES_PER_ID
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from serving.http.exchange import HttpRequest
     from serving.inference.requests import InputType, Outcome
     from serving.inference.served_models import ServedModel
+    from serving.tasks.base import Check
     from serving.tasks.combined import Embedded
 
 router = Router("OpenAI")
@@ -40,8 +42,8 @@ _JINA_TASKS: Mapping[str | None, InputType] = {
     "separation": "clustering",
 }
 
-_INLINE_NUMBERS = 32_768
-"""Maximum numbers of several embeddings that are encoded on the event loop."""
+_ROWS = 16
+"""Vectors of one output that are encoded at once."""
 
 EMBEDDINGS = JsonDecoder(EmbeddingsRequest)
 _embed_models = of_task("embed")
@@ -75,8 +77,9 @@ async def embeddings(context: AppContext, http: HttpRequest) -> HttpReply:
     message = await http.json(EMBEDDINGS, context.large_body_lock)
     name, inputs = await inputs_of(context, message)
     outcome = await embed_inputs(context, http, message, name, inputs)
-    if message.outputs is not None and sum(map(size_of, outcome.answer)) > _INLINE_NUMBERS:
-        body = await asyncio.to_thread(_reply, outcome, message)
+    numbers = outcome.answer.size if message.outputs is None else sum(map(size_of, outcome.answer))
+    if numbers > INLINE_NUMBERS:
+        body = await context.pipeline.write(outcome, numbers, partial(_large_reply, outcome, message))
     else:
         body = _reply(outcome, message)
     return HttpReply(body, head=outcome_head(outcome))
@@ -90,6 +93,11 @@ def _reply(outcome: Outcome[Any], message: EmbeddingsRequest) -> bytes:
         "usage": usage_of([outcome]),
     }
     return orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _large_reply(outcome: Outcome[Any], message: EmbeddingsRequest, check: Check) -> bytes:
+    """The same in pieces."""
+    return b"".join(checked(_body([outcome], message, check), check, 1))
 
 
 async def inputs_of(context: AppContext, message: EmbeddingsRequest) -> tuple[str | None, Sequence[str | list[int]]]:
@@ -165,24 +173,27 @@ def _card(model: ServedModel) -> ModelCard:
     return ModelCard(model.name, "model", created, manifest.source.name, manifest.prompts, manifest.default_prompt)
 
 
-def embeddings_of(outcome: Outcome[Any], message: EmbeddingsRequest, first: int = 0) -> list[dict[str, Any]]:
+def embeddings_of(
+    outcome: Outcome[Any], message: EmbeddingsRequest, first: int = 0, check: Check = go_on
+) -> list[dict[str, Any]]:
     """The vectors in the message's format, with indexes from `first`."""
     form = message.embedding_type or message.encoding_format
     if message.outputs is None:
         rows = in_form(outcome.answer, form)
         return [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows, first)]
-    parts = [_embedded(one, form) for one in outcome.answer]
+    parts = [_embedded(one, form, check) for one in outcome.answer]
     return [{"object": "embedding", "index": index, **part} for index, part in enumerate(parts, first)]
 
 
-def _embedded(one: Embedded, form: VectorType) -> dict[str, Any]:
+def _embedded(one: Embedded, form: VectorType, check: Check) -> dict[str, Any]:
+    check()
     found: dict[str, Any] = {}
     if one.dense is not None:
         found["embedding"] = in_form(one.dense[None], form)[0]
     if one.sparse is not None:
         found["sparse_embedding"] = orjson.Fragment(sparse_json(one.sparse, "list"))
     if one.tokens is not None:
-        found["token_embeddings"] = orjson.Fragment(tokens_json(one.tokens))
+        found["token_embeddings"] = orjson.Fragment(rows_json(one.tokens, check))
     return found
 
 
@@ -191,13 +202,14 @@ def usage_of(outcomes: Sequence[Outcome[Any]]) -> dict[str, int]:
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-def _body(outcomes: Sequence[Outcome[Any]], message: EmbeddingsRequest) -> Iterable[bytes]:
+def _body(outcomes: Sequence[Outcome[Any]], message: EmbeddingsRequest, check: Check = go_on) -> Iterable[bytes]:
     yield b'{"object":"list","data":['
     first = 0
     for outcome in outcomes:
-        rows = embeddings_of(outcome, message, first)
+        rows = embeddings_of(outcome, message, first, check)
         first += len(rows)
-        for piece in [[row] for row in rows] if message.outputs else [rows]:  # vectors of tokens are large
+        size = 1 if message.outputs else _ROWS  # vectors of tokens are large
+        for piece in [rows[at : at + size] for at in range(0, len(rows), size)]:
             comma = b"," if piece[0]["index"] else b""
             yield comma + orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
     yield b"]," + orjson.dumps({"model": outcomes[0].model, "usage": usage_of(outcomes)})[1:]

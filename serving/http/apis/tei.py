@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -31,13 +31,14 @@ from serving.http.apis.tei_messages import (
     TokenizeReply,
     TokenizeRequest,
 )
-from serving.http.apis.vectors import embedded_json, size_of, sparse_json, tokens_json
+from serving.http.apis.vectors import NUMBERS_OF_A_WEIGHT, embedded_json, rows_json, size_of, sparse_json
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.faults import TeiError
 from serving.http.routes import Docs, HotRoute, Router, all_models, ranking_models
-from serving.inference.pipeline import check_not_empty
+from serving.inference.pipeline import INLINE_NUMBERS, check_not_empty
 from serving.inference.ranking import ranking
 from serving.inference.requests import InferRequest
+from serving.tasks.base import checked, go_on
 from serving.tasks.chunks import ChunkOptions, LateChunkOptions
 from serving.tasks.classify import ClassifyOptions, LabelScore
 from serving.tasks.combined import CombinedOptions
@@ -55,7 +56,8 @@ if TYPE_CHECKING:
     from serving.http.exchange import HttpRequest
     from serving.inference.requests import Outcome
     from serving.records import Side, TextInput, Truncate
-    from serving.tasks.base import A, TaskOptions
+    from serving.tasks.base import A, Check, TaskOptions
+    from serving.tasks.chunks import Chunk
     from serving.tasks.embed_sparse import SparseVector
 
 router = Router("TEI")
@@ -64,12 +66,6 @@ _TIMES = (
     b"x-compute-characters: %d\r\nx-compute-time: %d\r\nx-total-time: %d\r\n"
     b"x-tokenization-time: %d\r\nx-queue-time: %d\r\nx-inference-time: %d\r\n"
 )
-
-_INLINE_NUMBERS = 32_768
-"""Maximum numbers that are encoded on the event loop; this takes well below a millisecond."""
-
-_INLINE_WEIGHTS = 2048
-"""The same for weights of sparse vectors."""
 
 SPARSE_PATH = "/embed_sparse"
 
@@ -128,7 +124,10 @@ async def embed_texts(context: AppContext, http: HttpRequest, message: EmbedRequ
     if message.outputs is not None:
         return await _embed_several(context, http, message, inputs, message.outputs)
     outcome = await _run_task(context, http, inputs, options, message)
-    body = orjson.dumps(outcome.answer, option=orjson.OPT_SERIALIZE_NUMPY)
+    if outcome.answer.size > INLINE_NUMBERS:
+        body = await context.pipeline.write(outcome, outcome.answer.size, partial(rows_json, outcome.answer))
+    else:
+        body = orjson.dumps(outcome.answer, option=orjson.OPT_SERIALIZE_NUMPY)
     return HttpReply(body, head=_times_head(outcome, inputs))
 
 
@@ -142,11 +141,10 @@ async def _embed_several(
     options = CombinedOptions(tuple(dict.fromkeys(outputs)), message.normalize, message.dimensions)
     outcome = await _run_task(context, http, inputs, options, message)
 
-    def write() -> bytes:
-        return b"[%b]" % b",".join(map(embedded_json, outcome.answer))
+    def write(check: Check) -> bytes:
+        return b"[%b]" % b",".join([embedded_json(one, check) for one in outcome.answer])
 
-    is_large = sum(map(size_of, outcome.answer)) > _INLINE_NUMBERS
-    body = await asyncio.to_thread(write) if is_large else write()
+    body = await context.pipeline.write(outcome, sum(map(size_of, outcome.answer)), write)
     return HttpReply(body, head=_times_head(outcome, inputs))
 
 
@@ -168,9 +166,18 @@ async def _embed_chunks(
             f"{error.message}; late chunking needs token embeddings: export a model with `bertserve export"
             " MODEL --task embed_tokens` and send requests to /models/NAME/embed"
         ) from None
-    rows = [[msgspec.structs.asdict(chunk) for chunk in chunks] for chunks in outcome.answer]
-    body = await asyncio.to_thread(orjson.dumps, rows, option=orjson.OPT_SERIALIZE_NUMPY)
+
+    def write(check: Check) -> bytes:
+        return b"[%b]" % b",".join([_chunks(chunks, check) for chunks in outcome.answer])
+
+    numbers = sum([chunk.embedding.size for chunks in outcome.answer for chunk in chunks])
+    body = await context.pipeline.write(outcome, numbers, write)
     return HttpReply(body, head=_times_head(outcome, inputs))
+
+
+def _chunks(chunks: Sequence[Chunk], check: Check) -> bytes:
+    rows = map(msgspec.structs.asdict, checked(chunks, check, 8))
+    return b"[%b]" % b",".join([orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY) for row in rows])
 
 
 @router.infer("/embed_all", "embed_tokens", EmbedAllRequest, list[list[list[float]]], {"inputs": "What is a T4?"})
@@ -185,10 +192,8 @@ async def embed_all(context: AppContext, http: HttpRequest) -> HttpReply:
             f"{error.message}; export one with `bertserve export MODEL --task embed_tokens`, or bge-m3 without --task"
             " and --outputs"
         ) from None
-    if sum([tokens.size for tokens in outcome.answer]) > _INLINE_NUMBERS:
-        body = await asyncio.to_thread(_ragged, outcome.answer)
-    else:
-        body = _ragged(outcome.answer)
+    numbers = sum([tokens.size for tokens in outcome.answer])
+    body = await context.pipeline.write(outcome, numbers, partial(_ragged, outcome.answer))
     return HttpReply(body, head=_times_head(outcome, inputs))
 
 
@@ -204,10 +209,8 @@ async def embed_sparse(context: AppContext, http: HttpRequest) -> HttpReply:
     message = await http.json(_EMBED_SPARSE, context.large_body_lock)
     inputs = text_inputs(message.inputs)
     outcome = await _embed_sparse(context, http, message, None, inputs)
-    if sum(map(len, outcome.answer)) > _INLINE_WEIGHTS:
-        body = await asyncio.to_thread(_sparse, outcome.answer, message)
-    else:
-        body = _sparse(outcome.answer, message)
+    numbers = NUMBERS_OF_A_WEIGHT * sum(map(len, outcome.answer))
+    body = await context.pipeline.write(outcome, numbers, partial(_sparse, outcome.answer, message))
     return HttpReply(body, head=_times_head(outcome, inputs))
 
 
@@ -219,8 +222,8 @@ async def _embed_sparse(
     return await _run_task(context, http, inputs, options, message, model)
 
 
-def _sparse(answer: Sequence[SparseVector], message: EmbedSparseRequest) -> bytes:
-    return b"[%b]" % b",".join([sparse_json(vector, message.format) for vector in answer])
+def _sparse(answer: Sequence[SparseVector], message: EmbedSparseRequest, check: Check = go_on) -> bytes:
+    return b"[%b]" % b",".join([sparse_json(vector, message.format) for vector in checked(answer, check, 1)])
 
 
 async def _sparse_inputs(
@@ -404,8 +407,8 @@ def _times_head(outcome: Outcome[Any], inputs: Sequence[TextInput]) -> bytes:
     )
 
 
-def _ragged(answer: Sequence[NDArray[np.float32]]) -> bytes:
-    return b"[%b]" % b",".join(map(tokens_json, answer))
+def _ragged(answer: Sequence[NDArray[np.float32]], check: Check) -> bytes:
+    return b"[%b]" % b",".join([rows_json(tokens, check) for tokens in answer])
 
 
 def _rows(ids: list[int | list[int]]) -> list[list[int]]:

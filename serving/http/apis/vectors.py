@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import orjson
 
+from serving.tasks.base import checked, go_on
 from serving.tasks.embed_sparse import NamedSparseVector
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from serving.tasks.base import Check
     from serving.tasks.combined import Embedded
     from serving.tasks.embed_sparse import SparseVector
 
@@ -29,7 +31,7 @@ _SCALE = 127
 _UNSIGNED = 128
 _SMALLEST_NORM = 1e-12
 _NUMBERS_AT_ONCE = 8192
-_NUMBERS_OF_A_WEIGHT = 16
+NUMBERS_OF_A_WEIGHT = 16
 """Numbers that take as long to encode as a weight of a sparse vector."""
 
 
@@ -64,29 +66,33 @@ def in_form(vectors: NDArray[np.float32], form: VectorType) -> Any:  # noqa: ANN
     return _FORMS[form](vectors)
 
 
-def tokens_json(vectors: NDArray[np.float32]) -> bytes:
-    """The vectors of a text's tokens as JSON, encoded in pieces, because encoding holds the GIL."""
-    step = max(1, _NUMBERS_AT_ONCE // vectors.shape[1])
-    pieces = [vectors[at : at + step] for at in range(0, len(vectors), step)]
-    return b"[%b]" % b",".join([orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1] for piece in pieces])
+def rows_json(rows: Sequence[Any] | NDArray[Any], check: Check = go_on) -> bytes:
+    """Vectors, numbers or texts as JSON, encoded in pieces, because encoding holds the GIL."""
+    if len(rows) <= 1:
+        return orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY)
+    step = max(1, _NUMBERS_AT_ONCE // max(1, np.size(rows[0])))
+    pieces = [rows[at : at + step] for at in range(0, len(rows), step)]
+    encoded = [orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1] for piece in checked(pieces, check, 1)]
+    return b"[%b]" % b",".join(encoded)
 
 
-def embedded_json(one: Embedded) -> bytes:
+def embedded_json(one: Embedded, check: Check) -> bytes:
     """Several embeddings of a text as JSON: `{"dense": [...], "sparse": [...], "tokens": [[...]]}`."""
+    check()
     parts = []
     if one.dense is not None:
         parts.append(b'"dense":%b' % orjson.dumps(one.dense, option=orjson.OPT_SERIALIZE_NUMPY))
     if one.sparse is not None:
         parts.append(b'"sparse":%b' % sparse_json(one.sparse, "list"))
     if one.tokens is not None:
-        parts.append(b'"tokens":%b' % tokens_json(one.tokens))
+        parts.append(b'"tokens":%b' % rows_json(one.tokens, check))
     return b"{%b}" % b",".join(parts)
 
 
 def size_of(one: Embedded) -> int:
     """How long several embeddings take to encode, in numbers of a vector."""
     sizes = [part.size for part in (one.dense, one.tokens) if part is not None]
-    return sum(sizes) + (0 if one.sparse is None else _NUMBERS_OF_A_WEIGHT * len(one.sparse))
+    return sum(sizes) + (0 if one.sparse is None else NUMBERS_OF_A_WEIGHT * len(one.sparse))
 
 
 def sparse_json(vector: SparseVector, form: SparseFormat) -> bytes:
