@@ -25,7 +25,7 @@ TOKENIZER = "tokenizer.json"
 _WORDPIECE = "vocab.txt"
 _BPE = ("vocab.json", "merges.txt")
 _SENTENCEPIECE = ("sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model")
-_BARE = {
+_BARE: dict[str, Any] = {
     **dict.fromkeys(("pre_tokenizer", "post_processor", "decoder")),
     "version": "1.0",
     "added_tokens": [],

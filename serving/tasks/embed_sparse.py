@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray  # noqa: TC002  bulk work reads the annotations
 
-from serving.errors import InvalidRequest, quoted
+from serving.errors import InvalidRequest
 from serving.tasks import replies
 from serving.tasks.base import (
     Beside,
