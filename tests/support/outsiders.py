@@ -159,10 +159,9 @@ OUTSIDERS = {
         beside=_SERVER,
     ),
     "Triton": _row(
-        tests=("tests/contract/perf_analyzer_test.py"),
-        # The repository that Triton reads, with the code that it runs, and our v2 protocol.
-        paths="loadtest/benchmarks/peers/triton.py loadtest/perf_analyzer serving/oip",
-        beside=f"loadtest {_SERVER}",
+        tests="tests/contract/perf_analyzer_test.py",
+        paths="loadtest/perf_analyzer serving/oip",
+        beside=_SERVER,
     ),
     "HTTP/2 and gRPC": _row(
         tests="tests/contract/foreign_http2_test.py",
@@ -258,7 +257,6 @@ OUTSIDERS = {
             "tests/loadtest/generator/capacity_test.py tests/loadtest/options_test.py"
             " tests/loadtest/report/result_test.py tests/loadtest/secured_test.py"
             " tests/loadtest/capacity/simulate_test.py tests/loadtest/capacity/simulator_test.py"
-            " tests/loadtest/capacity/size_test.py tests/loadtest/capacity/partial_test.py"
         ),
         paths="loadtest",
         beside=_SERVER,
