@@ -177,7 +177,7 @@ def test_coheres_rerank(several: Server, tasks_server: Server, version: str) -> 
     assert (reply["model"], reply["meta"]["api_version"]) == ("rerank-1", {"version": version})
     unknown = post_json(several.http, path, {**message, "model": "rerank-v3.5"})
     assert unknown.status == 404
-    assert unknown.json().keys() == {"id", "message"}
+    assert unknown.json().keys() == {"id", "message", "detail"}
     assert re.search(
         r"2 models are available for rerank \(rerank-0, rerank-1\).*--default.*`model`", unknown.json()["message"]
     )

@@ -61,6 +61,8 @@ def test_grpc_connection_that_is_old_enough(aging_server: Server) -> None:
         connection.call(3, b"", LIVE)  # was on its way
         assert connection.reply(3).status == 0
         connection.send(frame(wire.PING, wire.ACK, 0, ping.opaque_data))
+        ping = connection.await_frame(PingFrame)
+        connection.send(frame(wire.PING, wire.ACK, 0, ping.opaque_data))
         last = connection.await_frame(GoAwayFrame)
         assert (last.last_stream_id, last.error_code) == (3, ErrorCodes.NO_ERROR)
         assert list(connection.frames()) == []

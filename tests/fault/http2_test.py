@@ -563,13 +563,15 @@ def test_row_55_goaway_in_two_steps(serve: Callable[..., Server]) -> None:
             server.signal(2)
             first = connection.await_frame(GoAwayFrame)
             assert (first.last_stream_id, first.error_code) == (2**31 - 1, ErrorCodes.NO_ERROR)
-            ping = connection.await_frame(PingFrame)
-            connection.call(3, infer(["on its way"]))
-            connection.send(frame(wire.PING, wire.ACK, 0, ping.opaque_data))
+            for number, text in ((3, "on its way"), (5, "behind the answer to the first ping")):
+                ping = connection.await_frame(PingFrame)
+                connection.call(number, infer([text]))
+                connection.send(frame(wire.PING, wire.ACK, 0, ping.opaque_data))
             second = connection.await_frame(GoAwayFrame)
-            assert (second.last_stream_id, second.error_code) == (3, ErrorCodes.NO_ERROR)
-            connection.call(5, infer(["too late"]))
-            assert connection.reply(5).reset == ErrorCodes.REFUSED_STREAM
+            assert (second.last_stream_id, second.error_code) == (5, ErrorCodes.NO_ERROR)
+            connection.call(7, infer(["too late"]))
+            assert connection.reply(7).reset == ErrorCodes.REFUSED_STREAM
+        assert connection.reply(5).status == 0
         assert connection.reply(3).status == 0
         assert connection.reply(1).status == 0
     assert server.wait(5) == 0

@@ -419,7 +419,7 @@ def test_hot_routes_are_those_that_infer(plain: Everywhere) -> None:
         (200, Case("POST", "/embed", b'{"inputs": "a", "more": 1}')),
         (422, Case("POST", "/embed", b'{"inputs": "a", "dimensons": 1}')),
         (400, Case("POST", "/v1/embeddings", b'{"input": 1}')),
-        (422, Case("POST", "/v2/rerank", b'{"query": "a", "documents": ["b"], "top_n": 0}')),
+        (422, Case("POST", "/v2/rerank", b'{"query": "a", "documents": ["b"], "top_n": -1}')),
         (422, Case("POST", "/classify", b'{"inputs": "a"}', {**JSON, "X-Request-Timeout-Ms": "soon"})),
         (422, Case("POST", "/embed", b'{"inputs": "a"}', {**JSON, "X-Request-Priority": "9"})),
         (415, Case("POST", "/embed", b'{"inputs": "a"}', {"Content-Type": "text/plain", "X-Request-Id": "r-1"})),

@@ -358,14 +358,17 @@ class _Recording(Scheduler):
 
 
 @pytest.mark.parametrize("narrow", [None, per_token(40, 200)], ids=["one lane", "three lanes"])
-def test_without_bulk_work_its_settings_change_no_decision(narrow: Callable[[int, int], float] | None) -> None:
+def test_without_bulk_work_its_settings_change_no_decision(
+    monkeypatch: pytest.MonkeyPatch, narrow: Callable[[int, int], float] | None
+) -> None:
     """The same batches at the same times on the same lanes, and the same answers, to the last bit."""
+    monkeypatch.setattr("loadtest.capacity.simulator.Scheduler", _Recording)
     found: list[tuple[Decisions, Sequence[Any]]] = []
     for share, slice_s in ((0.0, 1.0), (0.9, 0.001)):
         _Recording.decided = []
         policy = Policy(1024, [True], [narrow is not None], group_tokens=64, bulk_share=share, bulk_slice_s=slice_s)
         queries = poisson(1.2 / 0.0011, 5.0, 4, timeout_s=0.1)
-        outcomes = play(device(per_token(25, 200), narrow), policy, queries, scheduler=_Recording).outcomes
+        outcomes = play(device(per_token(25, 200), narrow), policy, queries).outcomes
         found.append((_Recording.decided, outcomes))
     assert found[0] == found[1]
     assert len(found[0][0]) > 1000
