@@ -183,7 +183,7 @@ def test_coheres_rerank(several: Server, tasks_server: Server, version: str) -> 
     )
     assert post_json(tasks_server.http, path, {**message, "model": "rerank-v3.5"}).json()["model"] == "rerank"
     for change, status in (
-        ({"top_n": 0}, 422),
+        ({"top_n": -1}, 422),
         ({"documents": []}, 400),
         ({"max_tokens_per_doc": 0}, 422),
         ({"max_chunks_per_doc": 0}, 422),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import pytest
@@ -89,6 +90,8 @@ class Running:
             Settings.load(words, {}),
             record_error=lambda error, *_: self.errors.append(error.reason),
             observer=RequestObserver(lambda *_: None, [self.traces.append]),
+            repository=SimpleNamespace(models=[]),
+            v2=SimpleNamespace(names=[]),
             load_reports=LoadReports(lambda: LoadReport(0.5, 1.0, {}), "asked"),
         )
         self._port = listening_beside(App(context, [router], documented=False), self.budget)
