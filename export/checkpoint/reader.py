@@ -527,7 +527,9 @@ def _check_accepted(folder: Folder, config: dict[str, Any], family: Family) -> N
     if family.own_prefix:
         return
     with quiet(), family.accepted(folder.path, config):
-        getattr(transformers, f"{family.stem}Config").from_dict(deepcopy(config))
+        # Labels have rules of their own, which name what is wrong with them.
+        settings = {key: value for key, value in config.items() if key not in {"id2label", "label2id"}}
+        getattr(transformers, f"{family.stem}Config").from_dict(deepcopy(settings))
 
 
 def _check_sizes(config: dict[str, Any], family: Family, files: weights.Weights) -> None:
@@ -536,6 +538,7 @@ def _check_sizes(config: dict[str, Any], family: Family, files: weights.Weights)
     most = {key: _MOST.get(name, held) for name, key in family.sizes.items()} | dict.fromkeys(_OPTIONAL_SIZES, held)
     for key, largest in most.items():
         if (value := config.get(key) or 0) > largest:
+            files.check_whole()
             raise ExportError(
                 f"checkpoint {files.folder.path}: {key} {value} in config.json is more than {largest}, "
                 f"{'which weights of so many bytes can have' if largest == held else 'the most that can be exported'}"

@@ -28,6 +28,8 @@ _SINGLE = {_SAFE: "model.safetensors", _PICKLED: "pytorch_model.bin"}
 """By kind; the first existing one is used."""
 
 _MATRIX = 2
+_LARGEST_HEADER = 100_000_000
+"""Maximum bytes of a safetensors header, by its format."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,6 +53,18 @@ class Weights:
                     if name in handle.keys() and len(shape := handle.get_slice(name).get_shape()) == _MATRIX:  # noqa: SIM118  not a mapping
                         return int(shape[0])
         return None
+
+    def check_whole(self) -> None:
+        """Raises ExportError if a safetensors file is damaged; reads its header alone."""
+        for file in self.files:
+            if file.suffix == _SAFE:
+                try:
+                    with safe_open(file, framework="numpy"):
+                        continue
+                except SafetensorError as error:
+                    raise ExportError(
+                        f"checkpoint {self.folder.path}: {file.name} is damaged ({damage(file)}): {error}"
+                    ) from error
 
     def check(self, held: Mapping[str, Sequence[str]]) -> None:
         """Compares the index with the tensors in each file.
@@ -168,3 +182,14 @@ def unpickle(file: Path, target: Path, *, training: bool = False) -> dict[str, A
     if "refused" in answer:
         raise ExportError(f"{where} {answer['refused']}")
     return answer
+
+
+def damage(file: Path) -> str:
+    """What is wrong with a damaged safetensors file, judging by its first bytes."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        header = int.from_bytes(stream.read(8), "little")
+        begins = stream.read(1)
+    if begins != b"{" or header > _LARGEST_HEADER:
+        return f"its {size} bytes are not safetensors; download it again"
+    return f"its header does not match its {size} bytes, as after a partial download; download it again"

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from export.checkpoint.families import FAMILIES
 from export.checkpoint.unpickle import TYPES
-from export.checkpoint.weights import readable
+from export.checkpoint.weights import damage, readable
 from export.errors import ExportError
 
 if TYPE_CHECKING:
@@ -30,9 +30,6 @@ HEADS = tuple(dict.fromkeys(head for family in FAMILIES.values() for head in fam
 _CONSTANTS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 _BY_NAME = {name: kind for kind, name in TYPES.items()}
-
-_LARGEST_HEADER = 100_000_000
-"""Maximum bytes of a safetensors header, by its format."""
 
 _WRAPPERS = {
     "module.": "DataParallel or DeepSpeed",
@@ -208,7 +205,7 @@ def _whole(
                         yield stored, _float32(weights, stored, read_one())
         except SafetensorError as error:
             raise ExportError(
-                f"checkpoint {weights.folder.path}: {file.name} is damaged ({_damage(file)}): {error}"
+                f"checkpoint {weights.folder.path}: {file.name} is damaged ({damage(file)}): {error}"
             ) from error
     weights.check(held)
 
@@ -216,17 +213,6 @@ def _whole(
 def _opened_files(weights: Weights) -> Sequence[Path]:
     """Files that are opened one by one; those of another layout are opened together."""
     return weights.files if weights.folder.imported is None else weights.files[:1]
-
-
-def _damage(file: Path) -> str:
-    """What is wrong with a safetensors file, judging by its first bytes."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        header = int.from_bytes(stream.read(8), "little")
-        begins = stream.read(1)
-    if begins != b"{" or header > _LARGEST_HEADER:
-        return f"its {size} bytes are not safetensors; download it again"
-    return f"its header does not match its {size} bytes, as after a partial download; download it again"
 
 
 @contextmanager

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     Step = tuple[str, Callable[[], Any]]
 
+_ALMOST = 0.99
+
 
 @dataclass(slots=True)
 class Store:
@@ -105,9 +107,9 @@ def _compact(value: Any) -> str:  # noqa: ANN401  whatever JSON holds
 
 
 def _rounded(value: Any) -> Any:  # noqa: ANN401  likewise
-    """The value with four significant digits in each float; no measurement here has more."""
+    """The value with four significant digits in each float, as no measurement has more, but for cosines near 1."""
     if isinstance(value, float):
-        return float(f"{value:.4g}")
+        return float(f"{value:.{7 if _ALMOST < value < 1 else 4}g}")
     if isinstance(value, dict):
         return {name: _rounded(each) for name, each in value.items()}
     return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value

@@ -63,7 +63,9 @@ BODIES.pop("/tokenize")  # several models have it here
 
 def same(reply: HttpReply) -> bytes:
     """What two replies to the same request share."""
-    return re.sub(rb'"id":"[^"]*"|,"data":\[{"index":\d+,"relevance.*(?=})', b"", reply.body)  # Voyage's clients send null, and read `data`
+    return re.sub(
+        rb'"id":"[^"]*"|,"data":\[{"index":\d+,"relevance.*(?=})', b"", reply.body
+    )  # Voyage's clients send null, and read `data`
 
 
 def properties(server: Server, path: str) -> list[tuple[set[str], set[str]]]:

@@ -105,7 +105,7 @@ def test_it_brings_its_pages(installed: Server) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *("serve", "export", "load", "simulate", "size", "batch"),
+        *("serve", "export", "load", "simulate", "batch"),
         *(pytest.param(name, marks=pytest.mark.long) for name in ("verify", "inspect", "build", "doctor")),
     ],
 )

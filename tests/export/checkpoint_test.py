@@ -59,7 +59,8 @@ def test_rules_of_a_tokenizers_own_read_texts_apart(folder: Path) -> None:
         (ours,) = words.encode([text[0] if len(text) == 1 else text], 64)
         wanted = theirs(*text, truncation=True, max_length=64)
         assert list(ours.ids) == wanted["input_ids"]
-        assert list(ours.type_ids or [0] * len(ours.ids)) == wanted["token_type_ids"]
+        none = [0] * len(ours.ids)
+        assert list(ours.type_ids or none) == wanted.get("token_type_ids", none)
     with pytest.raises(ExportError, match=r"tokenizer\.json: the model's tokenizer rules take too much time or memory"):
         words.encode(["VW" + "Y" * 5000], 64)
 

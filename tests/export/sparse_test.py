@@ -272,7 +272,7 @@ ROUTERS: dict[str, tuple[Callable[[Path], object], str]] = {
             lambda folder, route=route: edit_json(
                 folder / "router_config.json", structure={"query": route, "document": ["", POOLING]}
             ),
-            "must map names to classes (types) and routes to names (structure)",
+            r"must map names to classes \(types\) and routes to names \(structure\)",
         )
         for kind, route in {"lists": [["a"]], "a number": 3}.items()
     },

@@ -52,6 +52,7 @@ FIXED: dict[str, Any] = {
     "quantization_config": None,
     "per_layer_config": None,
     "pruned_heads": {},
+    "chunk_size_feed_forward": 0,
 }
 """For every family: settings that would change its graph, and the only supported value."""
 
@@ -66,7 +67,7 @@ READ = (
 UNUSED = frozenset(
     {
         *("attention_probs_dropout_prob", "classifier_dropout", "hidden_dropout_prob", "initializer_range"),
-        *("bos_token_id", "eos_token_id", "label2id", "use_cache", "chunk_size_feed_forward"),
+        *("bos_token_id", "eos_token_id", "label2id", "use_cache"),
         *("output_attentions", "output_hidden_states", "return_dict", "dtype", "torch_dtype", "transformers_version"),
     }
 )
