@@ -371,7 +371,7 @@ _CONFIGS = [
     ),
     _field(CONFIG, "tie_word_embeddings", True, False, when=_of("fill_mask")),
     _field(CONFIG, "output_hidden_states", True),
-    _field(CONFIG, "chunk_size_feed_forward", 4),
+    _field(CONFIG, "chunk_size_feed_forward", 0),
     _field(CONFIG, "classifier_dropout", 0.3),
     _field(CONFIG, "use_cache", False),
     _field(CONFIG, "torch_dtype", "float16", "bfloat16", "float32"),
