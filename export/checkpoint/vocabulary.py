@@ -67,12 +67,15 @@ class Vocabulary:
         """Encodes texts and pairs, truncated to `max_length` tokens including special ones.
 
         Raises:
-            ExportError: Rules of the tokenizer's own take too much time or memory on a text.
+            ExportError: Rules of the tokenizer's own take too much time or memory on a text, or the library fails.
         """
         if not self.has_own_rules:
             tokenizer = Tokenizer.from_str(self.content.decode())
             tokenizer.enable_truncation(max_length, direction=self.truncation_side)
-            encodings = tokenizer.encode_batch(texts)
+            try:
+                encodings = tokenizer.encode_batch(texts)
+            except Exception as error:
+                raise ExportError(f"{TOKENIZER}: the tokenizers library cannot read a text with it: {error}") from error
             return [_encoded(encoding.ids, encoding.type_ids) for encoding in encodings]
         mask = self.special_ids.get("mask")
         # Its rules were tried, or a bundle's are limited on these texts alone.

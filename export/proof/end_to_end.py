@@ -17,7 +17,7 @@ import torch
 from export.errors import ExportError
 from export.progress import quiet
 from export.proof.parity import run_batch, with_broken
-from export.proof.reference_library import as_not_loaded
+from export.proof.reference_library import NotLoadedError, as_not_loaded
 from export.tasks import EXPORTS
 from export.tasks.decisions import cosine
 from export.texts.corpus import shown
@@ -130,8 +130,11 @@ class EndToEndProof:
 
     def _question(self, library: Library, form: Form, texts: Sequence[Text]) -> _Question:
         inputs, encoded = self._read(form, texts)
-        with as_not_loaded(f"{library.name} fails on a text"):
-            return _Question(form, texts, inputs, encoded, library.answer(texts, form))
+        try:
+            with as_not_loaded(f"{library.name} fails on a text"):
+                return _Question(form, texts, inputs, encoded, library.answer(texts, form))
+        except NotLoadedError as error:
+            raise ExportError(str(error)) from error
 
     def compare(
         self, engine: Engine, limits: Mapping[str, Limits], *, exact: bool, batched: bool

@@ -68,6 +68,8 @@ def check_nested(config: Mapping[str, Any]) -> None:
         if isinstance(each, dict):
             _check(name, each.get("rope_type", each.get("type", "default")), _KINDS)
             require(each, "partial_rotary_factor", 1)
+            if each.get("rope_theta") is not None:
+                positive(f"rope_theta of {name}", each["rope_theta"])
 
 
 def _check(name: str, kind: object, supported: Sequence[str]) -> None:
