@@ -39,7 +39,7 @@ class App(FastAPI):
     Attributes:
         public: Paths that need no API key.
         probes: Public paths that accept any `Host`, because kubelets and load balancers call an IP address.
-        origins: Origins that may call from a browser; empty if CORS is off.
+        origins: Origins that may call from a browser; None if CORS is off.
     """
 
     def __init__(self, context: AppContext, routers: Sequence[Router] = PROTOCOLS, *, documented: bool = True) -> None:
@@ -59,7 +59,7 @@ class App(FastAPI):
         self.public = frozenset(route.path for route in routes if route.public)
         self._paths = frozenset(route.path for route in routes if "{" not in route.path)
         self.probes = self.public - {route.path for route in console_page.router.routes}
-        self.origins = context.settings.allowed_origins
+        self.origins = context.settings.allowed_origins or None
         if context.keys is not None:
             self.add_middleware(Authentication, context=context, keys=context.keys, public=self.public)
         if self.origins:

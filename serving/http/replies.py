@@ -30,7 +30,7 @@ def sends_body(request: HttpRequest, reply: HttpReply) -> bool:
 
 
 def head_lines(
-    context: AppContext, origins: Origins, request: HttpRequest, reply: HttpReply, length: int | None
+    context: AppContext, origins: Origins | None, request: HttpRequest, reply: HttpReply, length: int | None
 ) -> bytes:
     """The header lines, except those of the connection; without Content-Length if `length` is None."""
     identity = request.request_id.encode()
