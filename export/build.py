@@ -31,13 +31,12 @@ from export.proof.evaluation import Labelled, ReferenceEvaluation
 from export.proof.reference_library import NotLoadedError, load
 from export.recipe import FORMS, INT8_ENGINE
 from export.report import latency, page
-from export.split import flow, layers, ranks
 from export.tasks import EXPORTS
 from export.texts import corpus
 from serving.host import available_cpus, integer_kernels, processor
 from serving.models import query_weights
 from serving.models.artifact_selection import few_agree
-from serving.models.bundle import BundleWriter, data_entry, file_entry, part_entry
+from serving.models.bundle import BundleWriter, data_entry, file_entry
 from serving.models.manifest import (
     ENGINE_GRAPHS,
     QUERY_WEIGHTS,
@@ -242,8 +241,7 @@ class _Export:
                 raise
             file, sentence = FORMS[name].file, str(error)
             self._refused.append(sentence if sentence.startswith(file) else f"{file} cannot be exported: {sentence}")
-            stem = file.removesuffix("onnx")
-            for leftover in (*self._folder.glob(f"{stem}onnx*"), *self._folder.glob(f"{stem}part*")):
+            for leftover in self._folder.glob(f"{file}*"):
                 leftover.unlink()
             return None
 
@@ -257,23 +255,17 @@ class _Export:
             is_fused = half.FUSED_NORMALIZATION in optimize.shape_of(self._checkpoint).fused()
             return self._sixteen_bits(path, evaluation, half.WAYS if is_fused else half.WAYS[:1])
         with self._progress.stage(f"making {path.name}"):
-            if self._recipe.split == 1:
-                editor.copy(self._fused, path, editor.MAPPED)
-        return self._verified(self._in_parts(self._fused, name), name, evaluation)
-
-    def _whole(self, path: Path) -> Path:
-        """Where the graph of an artifact is made: in its place, or beside the raw graph if parts are cut from it."""
-        return path if self._recipe.split == 1 else self._raw.with_name(path.name)
+            editor.copy(self._fused, path, editor.MAPPED)
+        return self._verified(path, name, evaluation)
 
     def _sixteen_bits(self, path: Path, evaluation: ReferenceEvaluation, ways: Sequence[half.Way]) -> Artifact:
         way, *others = ways
-        made = self._whole(path)
         shares = self._checkpoint.family.shared_layers
         with self._progress.stage(f"making {path.name}"):
-            half.convert(self._fused, made, shared_layers=shares, normalizations=way)
+            half.convert(self._fused, path, shared_layers=shares, normalizations=way)
         try:
             # A CPU would round differently from a GPU.
-            artifact = self._verified(self._in_parts(made, "fp16"), "fp16", evaluation, runnable=[self._twin(made)])
+            artifact = self._verified(path, "fp16", evaluation, runnable=self._twin(path))
             if not others or not artifact.waived:
                 return artifact
             broken = f"{path.name} breaks {', '.join(artifact.waived)}"
@@ -284,29 +276,14 @@ class _Export:
         self._progress.notice(f"with {way} normalizations, {broken}; retrying with {others[0]} normalizations")
         return self._sixteen_bits(path, evaluation, others)
 
-    def _in_parts(self, graph: Path, name: str) -> list[Path]:
-        """The files of an artifact: one, or one for each part of a split graph."""
-        file, count = FORMS[name].file, self._recipe.split
-        if count == 1:
-            return [self._folder / file]
-        stem = f"{file.removesuffix('.onnx')}.part"
-        with self._progress.stage(f"splitting {file} into {count} parts"):
-            if self._recipe.split_by == "tensors":
-                return ranks.split(
-                    graph, count, lambda rank, step: self._folder / f"{stem}{rank}of{count}.step{step:03}.onnx"
-                )
-            paths = [self._folder / f"{stem}{number}of{count}.onnx" for number in range(1, count + 1)]
-            return layers.split(graph, paths)
-
     def _eight_bits(
         self, path: Path, name: str, evaluation: ReferenceEvaluation, ways: Sequence[int8.Way] = ()
     ) -> Artifact:
         way, *others = ways or int8.ways(self._checkpoint)
-        made = self._whole(path)
         with self._progress.stage(f"making {path.name}"):
-            self._int8.make(name, made, way, self._fused, self._raw)
+            self._int8.make(name, path, way, self._fused, self._raw)
         try:
-            return self._verified(self._in_parts(made, name), name, evaluation, self._int8.quantisation(name, way))
+            return self._verified(path, name, evaluation, self._int8.quantisation(name, way))
         except BrokenLimitError as broken:
             if not others:
                 raise
@@ -365,7 +342,7 @@ class _Export:
         with self._progress.stage(f"making {_INT8_GRAPH}"):
             self._int8.make_for_tensorrt(path, way, self._raw, halved, exponents)
         try:
-            return way, self._compared(_INT8_GRAPH, [self._twin(path)], INT8_ENGINE, "cpu", evaluation)[1]
+            return way, self._compared(_INT8_GRAPH, self._twin(path), INT8_ENGINE, "cpu", evaluation)[1]
         except BrokenLimitError as broken:
             if not others:
                 raise
@@ -375,26 +352,19 @@ class _Export:
     def _engine(self, graph: _EngineGraph, target: str, folder: Path, timings: Path | None = None) -> Artifact:
         made = self._raw.with_name(f"{target}.engine")
         with self._progress.stage(f"building the TensorRT engine for {target} in {graph.precision}"):
-            files = []
-            for number, part in enumerate(self._cut_for_tensorrt(graph.path), 1):
-                done = tensorrt.build(
-                    part,
-                    made,
-                    target,
-                    max_length=self._checkpoint.max_length,
-                    count=self._progress.count,
-                    timing_cache=timings,
-                )
-                # The bundle may hold an engine of another flavor for the same GPU.
-                form = native.form_of(done.engine, graph.precision)
-                name = native.name_of(done.engine, graph.precision) if target == tensorrt.NATIVE else f"model.{form}"
-                if self._recipe.split > 1:
-                    name = f"{name.removesuffix('engine')}part{number}of{self._recipe.split}.engine"
-                files.append(Path(shutil.move(made, folder / name)))
-        name = files[0].name
-        artifact = tensorrt.artifact(done.engine, files[0], graph.precision)
-        if len(files) > 1:
-            artifact = msgspec.structs.replace(artifact, split_by="layers", parts=tuple(map(part_entry, files[1:])))
+            done = tensorrt.build(
+                graph.path,
+                made,
+                target,
+                max_length=self._checkpoint.max_length,
+                count=self._progress.count,
+                timing_cache=timings,
+            )
+        # The bundle may hold an engine of another flavor for the same GPU.
+        form = native.form_of(done.engine, graph.precision)
+        name = native.name_of(done.engine, graph.precision) if target == tensorrt.NATIVE else f"model.{form}"
+        file = Path(shutil.move(made, folder / name))
+        artifact = tensorrt.artifact(done.engine, file, graph.precision)
         if graph.result is None:
             return artifact
         verdict = graph.result.verdict
@@ -409,30 +379,21 @@ class _Export:
         )
         return self._judged(INT8_ENGINE, proven)
 
-    def _cut_for_tensorrt(self, graph: Path) -> list[Path]:
-        """The graphs for engines, one for each part. TensorRT cannot share an embedding table between parts."""
-        count = self._recipe.split
-        if count == 1:
-            return [graph]
-        ready = graph.with_name(f"{graph.stem}.sized.onnx")
-        flow.read_sizes_of_inputs(graph, ready)
-        return layers.split(ready, [graph.with_name(f"{graph.stem}.{at}.onnx") for at in range(count)], engines=True)
-
     def _verified(
         self,
-        paths: Sequence[Path],
+        path: Path,
         name: str,
         evaluation: ReferenceEvaluation,
         quantisation: Quantisation | None = None,
         *,
-        runnable: Sequence[Path] = (),
+        runnable: Path | None = None,
     ) -> Artifact:
         """A compared artifact, or what stands for it on this machine."""
-        form, (path, *others) = FORMS[name], paths
-        engine, result = self._compared(form.file, runnable or paths, name, _prover(form.target), evaluation)
+        form = FORMS[name]
+        engine, result = self._compared(form.file, runnable or path, name, _prover(form.target), evaluation)
         verdict = result.verdict
-        # Timings of a twin, or of parts in one process, say nothing about the real artifact.
-        timed = form.target != "cuda" and not others
+        # Timings of a twin say nothing about the real artifact.
+        timed = form.target != "cuda"
         latencies = self._latencies(path.name, engine, evaluation, batched=verdict.batch_invariant) if timed else []
         self._findings[path.name] = page.Finding(verdict.comparison, latencies)
         return Artifact(
@@ -446,7 +407,7 @@ class _Export:
             batch_invariant=verdict.batch_invariant,
             parity=verdict.parity,
             invariance=verdict.invariance,
-            operators=optimize.operators(*paths),
+            operators=optimize.operators(path),
             accuracy=result.accuracy,
             waived=tuple(result.broken),
             limits=self._recipe.asked_of(name),
@@ -455,10 +416,6 @@ class _Export:
             quantisation=quantisation,
             end_to_end=result.end_to_end,
             also=verdict.further,
-            split_by=self._recipe.split_by if others else None,
-            parts=tuple(map(part_entry, others)),
-            ranks=self._recipe.ranks,
-            lookups=self._recipe.split_by == "layers" and len(paths) > self._recipe.split,
         )
 
     def _judged(self, name: str, artifact: Artifact) -> Artifact:
@@ -496,13 +453,13 @@ class _Export:
             )
 
     def _compared(
-        self, title: str, runnable: Sequence[Path], name: str, target: Target, evaluation: ReferenceEvaluation
+        self, title: str, runnable: Path, name: str, target: Target, evaluation: ReferenceEvaluation
     ) -> tuple[Engine, Result]:
         """Compares an artifact, or its stand-in, with PyTorch.
 
         Args:
             title: The artifact's name in messages.
-            runnable: The graph that runs, or those of its parts.
+            runnable: The graph that runs.
             name: The artifact's name in limits.
             target: The library that runs it here.
             evaluation: PyTorch's answers.
@@ -513,10 +470,7 @@ class _Export:
         answered = (self._checkpoint.task, *self._checkpoint.also)
         limits = {task: self._recipe.limits_of(name, task) for task in answered}
         with self._progress.stage(f"comparing {title} with PyTorch"):
-            spec = task_model.spec_of(
-                self._checkpoint, *runnable, split=self._recipe.split, split_by=self._recipe.split_by
-            )
-            engine = open_engine(spec, target, available_cpus())
+            engine = open_engine(task_model.spec_of(self._checkpoint, runnable), target, available_cpus())
             result = evaluation.compare(engine, limits, self._progress.count, exact=name == "fp32")
         proof = evaluation.end_to_end_proof
         if proof is not None and proof.obstacle and not self._reference_library.unproven:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from export.checkpoint.labels import Asked
     from export.checkpoint.layouts.case import Case
-    from serving.engine.specs import SplitBy
     from serving.models.manifest import Artifact
 
 
@@ -53,8 +52,6 @@ INT8_ENGINE = "int8-tensorrt"
 """The name of TensorRT's INT8 engines in limits. Their graph is checked at export, the engine where it runs."""
 
 _PRECISIONS: Mapping[str, Precision] = {name: form.precision for name, form in FORMS.items()} | {INT8_ENGINE: "int8"}
-SPLIT_FORMS = frozenset({"fp32", "int8", "fp16"})
-"""The graphs that can be split: those for ONNX Runtime."""
 
 LIMITED = tuple(_PRECISIONS)
 """Names of artifacts with limits."""
@@ -105,8 +102,6 @@ class Recipe:
         revision: The hub's branch, tag or commit; None for its main branch.
         token: Hub access token; None takes the one that the hub's client finds.
         if_changed: Whether to do nothing if the newest version has the same source and recipe.
-        split: Number of parts of each artifact; 1 for none.
-        split_by: How to split.
     """
 
     source: str
@@ -129,13 +124,6 @@ class Recipe:
     revision: str | None = None
     token: str | None = field(default=None, repr=False)
     if_changed: bool = False
-    split: int = 1
-    split_by: SplitBy = "layers"
-
-    @property
-    def ranks(self) -> int:
-        """Number of tensor-parallel ranks."""
-        return self.split if self.split_by == "tensors" else 1
 
     @property
     def wants_int8_engine(self) -> bool:
@@ -151,7 +139,6 @@ class Recipe:
             self.calibration_column,
             [sorted(self.limits.items()), sorted(self.allowed)],
             [(file.name, digest(file)) for file in files],
-            *([] if self.split == 1 else [[self.split, self.split_by]]),
             *([] if self.outputs is None else [["outputs", *self.outputs]]),
         ]
         return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()

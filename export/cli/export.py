@@ -6,7 +6,7 @@ import argparse
 import importlib.util
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from export.checkpoint.labels import REGRESSION
 from export.checkpoint.layouts.case import CASES
@@ -18,10 +18,9 @@ from export.engines.tensorrt import GRAPH, NATIVE
 from export.engines.tensorrt import TARGETS as TENSORRT_TARGETS
 from export.errors import ExportError, LeftOutError
 from export.pages.tables import show
-from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, LIMITED, SECOND, SPLIT_FORMS, WAIVABLE, Recipe
+from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, LIMITED, SECOND, WAIVABLE, Recipe
 from export.report import terminal
 from serving.engine.kinds import ENGINES
-from serving.engine.specs import SplitBy
 from serving.errors import BundleError
 from serving.models.bundle import BundleWriter, open_bundle, read_bundle
 from serving.models.manifest import ENGINE_GRAPHS
@@ -54,8 +53,6 @@ _MODULES = frozenset(
     }
 )
 """Modules of the extra."""
-
-_MAX_PARTS = 16
 
 
 def main(argv: list[str]) -> int:
@@ -161,18 +158,7 @@ def recipe_of(options: argparse.Namespace, arguments: argparse.ArgumentParser) -
         arguments.error("--if-changed checks only the bundle, so it cannot be used with --tensorrt native")
     if options.calibration_column is not None and options.calibration is None:
         arguments.error("--calibration-column needs --calibration")
-    chosen = options.forms or default_forms(options.split)
-    if options.split > 1 and (GRAPH in options.tensorrt or not SPLIT_FORMS.issuperset(chosen)):
-        arguments.error(
-            f"--split supports {', '.join(sorted(SPLIT_FORMS))} for ONNX Runtime, and engines that are built now; it "
-            "cannot be used with --tensorrt graph or other precisions"
-        )
-    if (
-        options.split > 1
-        and options.split_by == "tensors"
-        and (options.tensorrt or tuple(options.forms or ()) != ("fp32",))
-    ):
-        arguments.error("--split-by tensors supports only fp32 on CPUs; set only --precision fp32, and no --tensorrt")
+    chosen = options.forms or default_forms()
     fields = vars(options) | {
         "forms": tuple(form for form in FORMS if form in chosen),
         "tensorrt": tuple(dict.fromkeys(options.tensorrt)),
@@ -184,9 +170,9 @@ def recipe_of(options: argparse.Namespace, arguments: argparse.ArgumentParser) -
     return Recipe(**fields)
 
 
-def default_forms(split: int) -> tuple[str, ...]:
+def default_forms() -> tuple[str, ...]:
     """The artifacts that `serve` uses by default with the libraries of this machine."""
-    return (*DEFAULT_FORMS, SECOND) if split == 1 and ENGINES["openvino"].installed else DEFAULT_FORMS
+    return (*DEFAULT_FORMS, SECOND) if ENGINES["openvino"].installed else DEFAULT_FORMS
 
 
 def parser() -> argparse.ArgumentParser:
@@ -251,21 +237,6 @@ def parser() -> argparse.ArgumentParser:
         help="Precision of TensorRT engines. Can be repeated (default: fp16).",
     )
     add(
-        "--split",
-        type=_parts,
-        default=1,
-        metavar="N",
-        help=f"Number of parts of each artifact, up to {_MAX_PARTS}. Each part runs in its own process, for models "
-        "too large for one (default: 1).",
-    )
-    add(
-        "--split-by",
-        choices=get_args(SplitBy),
-        default="layers",
-        help="Unit of `--split`. `layers`: each part has some layers. `tensors`: each part has a share of every layer "
-        "(default: layers).",
-    )
-    add(
         "--cache-dir",
         type=Path,
         metavar="DIR",
@@ -298,13 +269,6 @@ def _outputs(argument: str) -> tuple[str, ...]:
     if unknown := [name for name in names if name not in OUTPUTS]:
         raise argparse.ArgumentTypeError(f"unknown output {unknown[0]!r}; available: {', '.join(OUTPUTS)}")
     return tuple(output for output in OUTPUTS if output in names)
-
-
-def _parts(argument: str) -> int:
-    number = int(argument)
-    if not 1 <= number <= _MAX_PARTS:
-        raise argparse.ArgumentTypeError(f"{argument!r}: must be 2 to {_MAX_PARTS} parts")
-    return number
 
 
 def _add_proof(arguments: argparse.ArgumentParser) -> None:

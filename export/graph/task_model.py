@@ -19,7 +19,7 @@ from export.graph.sparse_head import SparseHead
 from export.graph.token_heads import TokenHeads
 from export.progress import quiet
 from export.tasks import EXPORTS
-from serving.engine.specs import ModelSpec, PartFile
+from serving.engine.specs import ModelSpec
 from serving.models.bundle import data_entry
 from serving.models.verified_dir import digest
 from serving.records import IDS, MASK, POSITIONS, TYPES
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from export.checkpoint.reader import Checkpoint
-    from serving.engine.specs import SplitBy
     from serving.records import EncodedText, Row, TensorSpec
 
 OPSET = 17
@@ -103,10 +102,8 @@ def outputs(checkpoint: Checkpoint) -> tuple[TensorSpec, ...]:
     )
 
 
-def spec_of(
-    checkpoint: Checkpoint, path: Path, *parts: Path, split: int = 1, split_by: SplitBy = "layers"
-) -> ModelSpec:
-    """A graph of a checkpoint as an engine loads it to be proven; for a split graph its first and other files."""
+def spec_of(checkpoint: Checkpoint, path: Path) -> ModelSpec:
+    """A graph of a checkpoint as an engine loads it to be proven."""
     data = data_entry(path)
     return ModelSpec(
         name=path.name,
@@ -121,17 +118,7 @@ def spec_of(
         unattended=checkpoint.multi_vector is not None and checkpoint.multi_vector.unattended,
         inputs=tuple(tensor.name for tensor in inputs(checkpoint)),
         outputs=outputs(checkpoint),
-        parts=tuple(map(part_file, parts)),
-        split_by=split_by if parts else None,
-        ranks=split if parts and split_by == "tensors" else 1,
-        lookups=1 < split <= len(parts) and split_by == "layers",
     )
-
-
-def part_file(path: Path) -> PartFile:
-    """One of the further parts of a graph, as an engine loads it."""
-    data = data_entry(path)
-    return PartFile(str(path), digest(path), "" if data is None else data.sha256)
 
 
 def load(checkpoint: Checkpoint) -> TaskModel:

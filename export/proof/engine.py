@@ -6,11 +6,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from serving.engine.base import EngineLoad, InlineEngine
-from serving.engine.cpu.ort import OrtCpuBackend
 from serving.engine.gpu import discovery
 from serving.engine.kinds import engine_for
-from serving.engine.kinds.kind import GpuKind
-from serving.engine.parts import chain
 from serving.engine.process.worker import open_backend
 
 if TYPE_CHECKING:
@@ -35,10 +32,6 @@ def open_engine(spec: ModelSpec, target: Target, threads: int) -> Engine:
     """
     engine = engine_for(target)
     load = EngineLoad(engine.name, [spec], threads, max_batch_tokens=MAX_TOKENS)
-    if isinstance(engine, GpuKind):
-        return InlineEngine(engine.open(load, in_one_process=True)[0])
-    if spec.split_by is not None:
-        return InlineEngine(OrtCpuBackend([spec], threads, chain.load))
     return InlineEngine(open_backend(load)[0])
 
 

@@ -21,10 +21,9 @@ from export.recipe import limits_of
 from export.tasks import EXPORTS, comparator_of
 from export.texts import corpus
 from serving.engine.kinds import engine_for
-from serving.engine.specs import ModelSpec, PartFile
+from serving.engine.specs import ModelSpec
 from serving.errors import BundleError
 from serving.host import command, installing
-from serving.models.artifact_selection import part_files
 from serving.models.bundle import data_entry
 from serving.models.manifest import TOKENIZER
 from serving.models.node_cache import CacheWriter, Proof
@@ -245,30 +244,15 @@ class _Verification:
         path = (self._bundle.made_here_in(artifact) or self._bundle.path) / artifact.file
         # On its own kind of GPU, that GPU proves it.
         if artifact.precision != "fp16" or gpu_obstacle(artifact) is None:
-            spec = msgspec.structs.replace(
-                self._spec(path, artifact.sha256, artifact.data),
-                build=artifact.engine,
-                parts=part_files(artifact, path.parent),
-                split_by=artifact.split_by,
-                ranks=artifact.ranks,
-                lookups=artifact.lookups,
-            )
-            return open_engine(spec, artifact.target, self._threads)
+            spec = self._spec(path, artifact.sha256, artifact.data)
+            return open_engine(msgspec.structs.replace(spec, build=artifact.engine), artifact.target, self._threads)
         # As in the export: a CPU would not round as a GPU does. Imports the library onnx.
         from export.precision import emulation  # noqa: PLC0415
 
         with TemporaryDirectory() as folder:
-            twins = [Path(folder) / graph.file for graph in artifact.graphs]
-            for twin in twins:
-                emulation.emulate(path.with_name(twin.name), twin)
-            first, *others = [(twin, digest(twin), data_entry(twin)) for twin in twins]
-            parts = tuple(
-                PartFile(str(twin), sha256, "" if data is None else data.sha256) for twin, sha256, data in others
-            )
-            spec = msgspec.structs.replace(
-                self._spec(*first), parts=parts, split_by=artifact.split_by, lookups=artifact.lookups
-            )
-            return open_engine(spec, "cpu", self._threads)
+            twin = Path(folder) / artifact.file
+            emulation.emulate(path, twin)
+            return open_engine(self._spec(twin, digest(twin), data_entry(twin)), "cpu", self._threads)
 
     def _spec(self, path: Path, sha256: str, data: FileEntry | None) -> ModelSpec:
         manifest = self._manifest

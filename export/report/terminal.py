@@ -75,7 +75,7 @@ def executor(artifact: Artifact) -> str:
     """What runs an artifact, in words."""
     if artifact.engine is not None:
         return f"TensorRT, compute capability {artifact.engine.compute_capability}"
-    return f"{engine_for(artifact.target).title}{artifact.split}"
+    return f"{engine_for(artifact.target).title}"
 
 
 def ranges(quantisation: Quantisation) -> str:

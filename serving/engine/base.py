@@ -151,14 +151,9 @@ class LaneKind(StrEnum):
 
 
 def lanes_for(models: Sequence[ModelSpec], threads: int) -> list[LaneKind]:
-    """Returns the lanes of a device: one wide lane, plus narrow lanes if a model uses them.
-
-    There is one narrow lane per core, or one per pipeline stage, whichever is more.
-    """
-    side_by_side = threads > 1 and any(model.narrow for model in models if model.split_by is None)
-    stages = max((model.stages for model in models if model.stages > 1), default=0)
-    narrow = min(max(stages, threads if side_by_side else 0), MAX_LANES - 1)
-    return [LaneKind.WIDE, *[LaneKind.NARROW] * narrow]
+    """Returns the lanes of a device: one wide lane, plus one narrow lane per core if a model uses them."""
+    side_by_side = threads > 1 and any(model.narrow for model in models)
+    return [LaneKind.WIDE, *[LaneKind.NARROW] * min(threads if side_by_side else 0, MAX_LANES - 1)]
 
 
 class EngineLoad(msgspec.Struct, frozen=True):

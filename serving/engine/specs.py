@@ -29,27 +29,6 @@ class EngineBuild(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     profiles: tuple[ShapeProfile, ...]
 
 
-PARTIAL = ".partial"
-"""Name suffix of a rank's partial tensor; the ranks sum these."""
-
-
-class PartFile(msgspec.Struct, frozen=True):
-    """A further file of a split model; `data_sha256` as in `ModelSpec`."""
-
-    path: str
-    sha256: str
-    data_sha256: str = ""
-
-
-SplitBy = Literal["layers", "tensors"]
-"""How a model is split: each part has some of the layers, or a share of every layer."""
-
-
-def stages(files: int, *, lookups: bool) -> int:
-    """Returns the number of pipeline stages; with `lookups`, each stage but the first has two files."""
-    return (files + 1) // 2 if lookups else files
-
-
 class ModelSpec(msgspec.Struct, frozen=True):
     """A model as an engine loads it.
 
@@ -64,11 +43,6 @@ class ModelSpec(msgspec.Struct, frozen=True):
         unattended: Whether texts may hold tokens that attention must ignore.
         copied: Whether each lane may hold a copy, because the model is small.
         build: Platform of a TensorRT engine; None for a graph.
-        parts: Files of a split model after the first one, which is `path`.
-        split_by: How the model is split; None for a whole model.
-        ranks: Number of tensor-parallel ranks, each with an equal number of files, in order. 1 if layers are whole.
-        lookups: Whether the parts share an embedding table. Each part but the first then has a second file; these come
-            after the files of the parts.
     """
 
     name: str
@@ -85,25 +59,11 @@ class ModelSpec(msgspec.Struct, frozen=True):
     build: EngineBuild | None = None
     data_sha256: str = ""
     second: ModelSpec | None = None
-    parts: tuple[PartFile, ...] = ()
-    split_by: SplitBy | None = None
-    ranks: int = 1
-    lookups: bool = False
 
     @property
     def narrow(self) -> bool:
-        """Whether narrow lanes run the model too.
-
-        A model that is pipelined or not batched needs them to fill the device.
-        """
-        if self.split_by is not None:
-            return self.stages > 1
+        """Whether narrow lanes run the model too. A model that is not batched needs them to fill the device."""
         return self.copied or not self.batch_invariant
-
-    @property
-    def stages(self) -> int:
-        """Number of batches in flight: one for each part that has layers of its own."""
-        return stages(1 + len(self.parts), lookups=self.lookups) if self.split_by == "layers" else 1
 
 
 class KernelFiles(msgspec.Struct, frozen=True):

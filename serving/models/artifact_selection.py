@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from serving.engine.kinds import ENGINES
-from serving.engine.specs import ModelSpec, PartFile
+from serving.engine.specs import ModelSpec
 from serving.errors import BundleError, StartupError
 from serving.host import command
 from serving.models.bundle import open_bundle
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from serving.engine.kinds.kind import EngineKind
     from serving.models.bundle import Bundle
-    from serving.models.manifest import Artifact, Manifest, Part
+    from serving.models.manifest import Artifact, Manifest
 
 log = logging.getLogger("bertserve")
 
@@ -89,20 +89,8 @@ class ServableArtifact:
             unattended=manifest.unattended,
             copied=all(each.total_bytes <= _COPIED_BYTES for each in self.artifacts),
             build=artifact.engine,
-            data_sha256=_data_sha256(artifact),
-            parts=part_files(artifact, directory),
-            split_by=artifact.split_by,
-            ranks=artifact.ranks,
-            lookups=artifact.lookups,
+            data_sha256="" if artifact.data is None else artifact.data.sha256,
         )
-
-
-def part_files(artifact: Artifact, directory: Path) -> tuple[PartFile, ...]:
-    return tuple(PartFile(str(directory / part.file), part.sha256, _data_sha256(part)) for part in artifact.parts)
-
-
-def _data_sha256(graph: Artifact | Part) -> str:
-    return "" if graph.data is None else graph.data.sha256
 
 
 def verify_bundles(root: Path, cache: Path | None = None) -> list[Bundle]:
@@ -144,27 +132,17 @@ def _instead(root: Path) -> str:
     return f"contains no model; {_make_one()}"
 
 
-def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False, split: bool = False) -> bool:
+def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False) -> bool:
     """Whether every model has an artifact that some GPU could run or, with `built`, a graph to build one from."""
     engines = [kind for kind in ENGINES.values() if kind.on_gpu]
     return all(
-        (built and bool(bundle.engine_graphs)) or any(_runnable(kind, bundle, split=split) for kind in engines)
-        for bundle in bundles
+        (built and bool(bundle.engine_graphs)) or any(_runnable(kind, bundle) for kind in engines) for bundle in bundles
     )
 
 
-def _runnable(engine: EngineKind, bundle: Bundle, gpu: str = "", *, split: bool = True) -> list[Artifact]:
-    """The artifacts that an engine runs on a kind of GPU; without `split`, none that was split for CPUs."""
-    return [
-        artifact
-        for artifact in bundle.artifacts
-        if engine.runs(artifact.target, gpu)
-        or (
-            split
-            and engine.runs_cpu_parts
-            and (artifact.split_by, artifact.precision, artifact.target) == ("layers", "fp32", "cpu")
-        )
-    ]
+def _runnable(engine: EngineKind, bundle: Bundle, gpu: str = "") -> list[Artifact]:
+    """The artifacts that an engine runs, on this kind of GPU if one is given."""
+    return [artifact for artifact in bundle.artifacts if engine.runs(artifact.target, gpu)]
 
 
 def select_artifact(

@@ -15,11 +15,11 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from serving.engine.specs import DATA_SUFFIX, PARTIAL
+from serving.engine.specs import DATA_SUFFIX
 from serving.errors import BundleError
 from serving.models import verified_dir
 from serving.models.artifact_scan import UnsafeArtifactError, check_model_file, check_plan_file
-from serving.models.manifest import ENGINE_GRAPHS, MANIFEST, MODEL_NAME, UNPROVEN, FileEntry, Manifest, Part, problem
+from serving.models.manifest import ENGINE_GRAPHS, MANIFEST, MODEL_NAME, UNPROVEN, FileEntry, Manifest, problem
 from serving.models.staging_dir import StagedVersion
 from serving.models.verified_dir import UnverifiedError, digest
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serving.engine.specs import EngineBuild
-    from serving.models.artifact_scan import Interface, Tensor
+    from serving.models.artifact_scan import Tensor
     from serving.models.manifest import Artifact, Precision
     from serving.records import TensorSpec
 
@@ -86,10 +86,6 @@ def data_entry(graph: Path) -> FileEntry | None:
     return file_entry(path) if path.is_file() else None
 
 
-def part_entry(graph: Path) -> Part:
-    return Part(graph.name, digest(graph), graph.stat().st_size, data_entry(graph))
-
-
 def open_bundle(path: Path) -> Bundle:
     """Verifies a bundle and reads its manifest; `path` is `<repository>/<model>/<version>`.
 
@@ -131,15 +127,11 @@ def _read(path: Path, model: str, version: str) -> Bundle:
 def _verified(bundle: Bundle) -> Bundle:
     path, manifest = bundle.path, bundle.manifest
     graphs = [graph.name for graph in bundle.engine_graphs.values()]
-    whole = [artifact for artifact in manifest.artifacts if not artifact.parts]
-    builds = {artifact.file: artifact.engine for artifact in whole} | dict.fromkeys(graphs)
+    builds = {artifact.file: artifact.engine for artifact in manifest.artifacts} | dict.fromkeys(graphs)
     try:
         verified_dir.check(path, MANIFEST, manifest.entries())
         for file, build in builds.items():
             check_artifact(path / file, manifest, build)
-        for artifact in manifest.artifacts:
-            if artifact.parts:
-                _check_parts(path, artifact, manifest)
     except UnverifiedError as error:
         raise BundleError(f"bundle {path}: {error}") from error
     return bundle
@@ -161,54 +153,13 @@ def _check_graph(path: Path, manifest: Manifest) -> None:
     graph = check_model_file(path, None if data is None else data.file)
     _check_tensors(graph.inputs, manifest.inputs, "inputs")
     _check_tensors(graph.outputs, manifest.outputs, "outputs")
-    _check_vocabulary(graph, manifest)
-
-
-def _check_parts(path: Path, artifact: Artifact, manifest: Manifest) -> None:
-    """Compares the graphs of a split model with one another and with the manifest; raises UnverifiedError.
-
-    Shapes of tensors between parts are not compared: engines refuse those that do not fit. The inputs and outputs of
-    TensorRT engines are compared when they are loaded.
-    """
-    if artifact.engine is not None:
-        for part in artifact.graphs:
-            check_artifact(path / part.file, manifest, artifact.engine)
-        return
-    for graphs in artifact.sequences:
-        known, unused = dict[str, str](), {spec.name for spec in manifest.inputs}
-        for part in graphs:
-            try:
-                graph = check_model_file(path / part.file, None if part.data is None else part.data.file)
-                _check_part(graph, known, manifest)
-                unused -= {tensor.name for tensor in graph.inputs}
-                if part is graphs[-1]:
-                    _check_tensors(graph.outputs, manifest.outputs, "outputs")
-            except UnsafeArtifactError as error:
-                raise UnverifiedError(f"{part.file} {error}") from error
-        if unused:
-            raise UnverifiedError(f"no part of {artifact.file} reads {min(unused)}")
-
-
-def _check_part(graph: Interface, known: dict[str, str], manifest: Manifest) -> None:
-    """Compares a part with the manifest and the outputs of earlier parts; adds its own outputs to `known`."""
-    specs = {spec.name: spec for spec in manifest.inputs}
-    own = [tensor for tensor in graph.inputs if tensor.name in specs]
-    _check_tensors(own, [specs[tensor.name] for tensor in own], "inputs")
-    for tensor in graph.inputs:
-        if tensor.name not in specs and known.get(tensor.name) != tensor.dtype:
-            raise UnsafeArtifactError(f"reads {tensor.name}, which no earlier part outputs")
-    _check_vocabulary(graph, manifest)
-    known |= {tensor.name.removesuffix(PARTIAL): tensor.dtype for tensor in graph.outputs}
+    if graph.vocabularies - {manifest.vocab_size}:
+        raise UnsafeArtifactError(f"has {max(graph.vocabularies)} tokens, but the manifest says {manifest.vocab_size}")
 
 
 def _check_tensors(tensors: Sequence[Tensor], specs: Sequence[TensorSpec], kind: str) -> None:
     if [tuple(tensor) for tensor in tensors] != [(spec.name, spec.dtype, spec.shape) for spec in specs]:
         raise UnsafeArtifactError(f"has {kind} that do not match the manifest")
-
-
-def _check_vocabulary(graph: Interface, manifest: Manifest) -> None:
-    if graph.vocabularies - {manifest.vocab_size}:
-        raise UnsafeArtifactError(f"has {max(graph.vocabularies)} tokens, but the manifest says {manifest.vocab_size}")
 
 
 class BundleWriter(StagedVersion):

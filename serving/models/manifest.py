@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import msgspec
 
 from serving.engine.kinds.tensorrt import GpuTarget
-from serving.engine.specs import DATA_SUFFIX, EngineBuild, SplitBy, stages
+from serving.engine.specs import DATA_SUFFIX, EngineBuild
 from serving.records import MultiVector, Side, TensorSpec  # noqa: TC001  msgspec reads the annotations
 from serving.tasks import TASKS
 
@@ -160,12 +160,6 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size_bytes: int
 
 
-class Part(FileEntry, frozen=True, forbid_unknown_fields=True):
-    """One file of an artifact that was split; `data` as in `Artifact`."""
-
-    data: FileEntry | None = None
-
-
 class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One executable form of the model.
 
@@ -187,12 +181,7 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         data: The file with a graph's weights; None if they lie in the graph.
         graph: For an engine, the comparison of its graph; None if it was not compared.
         end_to_end: The end-to-end check; None if there was none.
-        split_by: How the model was split; the artifact's own file is the first part. None for a whole model.
-        parts: The other parts, in order.
-        ranks: Number of ranks that share each layer, with equally many segments each. The first rank's files come
-            first.
-        lookups: Whether the parts share the rows of a table. If so, `parts` ends with one lookup graph for each part
-            but the first, and these run before the first part.
+        split_by: Like the three below, of models that were cut into parts; only the default is accepted.
     """
 
     file: str
@@ -217,8 +206,8 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: FileEntry | None = None
     graph: GraphProof | None = None
     end_to_end: EndToEnd | None = None
-    split_by: SplitBy | None = None
-    parts: tuple[Part, ...] = ()
+    split_by: str | None = None
+    parts: tuple[object, ...] = ()
     ranks: int = 1
     lookups: bool = False
 
@@ -232,37 +221,8 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self if self.proven or self.graph is None else self.graph
 
     @property
-    def graphs(self) -> list[Artifact | Part]:
-        return [self, *self.parts]
-
-    @property
-    def processes(self) -> list[list[Artifact | Part]]:
-        """The graphs of each process that runs it, in order."""
-        graphs = self.graphs
-        if self.split_by != "tensors":
-            count = stages(len(graphs), lookups=self.lookups)
-            return [[graph, *graphs[count:][max(0, at - 1) : at]] for at, graph in enumerate(graphs[:count])]
-        segments = len(graphs) // self.ranks
-        return [graphs[segments * rank :][:segments] for rank in range(self.ranks)]
-
-    @property
-    def split(self) -> str:
-        """The number of parts, as text that follows other words; empty for a whole artifact."""
-        return f", in {len(self.processes)} parts by {self.split_by}" if self.split_by else ""
-
-    @property
-    def sequences(self) -> list[list[Artifact | Part]]:
-        """Graphs that run one after another: all parts or, for a split by tensors, the segments of each rank."""
-        if self.split_by == "tensors":
-            return self.processes
-        graphs = self.graphs
-        count = stages(len(graphs), lookups=self.lookups)
-        return [[*graphs[count:], *graphs[:count]]]
-
-    @property
     def files(self) -> list[FileEntry | Artifact]:
-        pairs = ((graph, graph.data) for graph in self.graphs)
-        return [entry for pair in pairs for entry in pair if entry is not None]
+        return [self] if self.data is None else [self, self.data]
 
     @property
     def total_bytes(self) -> int:
@@ -380,8 +340,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The file with a graph's weights; None if they lie in the graph."""
         if graph in ENGINE_GRAPHS.values():
             return next((entry for entry in self.files if entry.file == f"{graph}{DATA_SUFFIX}"), None)
-        graphs = (each for artifact in self.artifacts for each in artifact.graphs)
-        return next((each.data for each in graphs if each.file == graph), None)
+        return next((artifact.data for artifact in self.artifacts if artifact.file == graph), None)
 
     def entries(self) -> list[FileEntry | Artifact]:
         """All files of the bundle except the manifest."""
@@ -396,11 +355,18 @@ def problem(manifest: Manifest, model: str, version: str) -> str | None:
     return next((sentence for broken, sentence in _rules(manifest, model, version) if broken), None)
 
 
+_WHOLE = (None, (), 1, False)
+
+
 def _rules(manifest: Manifest, model: str, version: str) -> list[tuple[bool, str]]:
     return [
         (
             manifest.schema_version not in {SCHEMA_VERSION, *UNPROVEN},
             f"schema version must be {' or '.join(map(str, [*UNPROVEN, SCHEMA_VERSION]))}: export again",
+        ),
+        (
+            any((each.split_by, each.parts, each.ranks, each.lookups) != _WHOLE for each in manifest.artifacts),
+            "the model is cut into parts, which this version does not serve; export it again",
         ),
         (manifest.model != model, "the model's name differs from its directory's"),
         (str(manifest.version) != version, "the version differs from its directory's name"),
@@ -563,36 +529,16 @@ def _artifact_rules(manifest: Manifest) -> list[tuple[bool, str]]:
     return [
         (len(set(roles)) != len(roles), "two artifacts have the same precision and target"),
         (
-            any(not each.file.endswith(_SUFFIXES[artifact.kind]) for artifact in artifacts for each in artifact.graphs),
+            any(not artifact.file.endswith(_SUFFIXES[artifact.kind]) for artifact in artifacts),
             "an artifact's file extension does not match its kind",
         ),
         (
             any(
-                data.file != f"{each.file}{DATA_SUFFIX}" or artifact.kind != "onnx"
+                artifact.data.file != f"{artifact.file}{DATA_SUFFIX}" or artifact.kind != "onnx"
                 for artifact in artifacts
-                for each in artifact.graphs
-                if (data := each.data) is not None
+                if artifact.data is not None
             ),
             f"an artifact's data file must be the graph's name with {DATA_SUFFIX}",
-        ),
-        (
-            any((artifact.split_by is None) == bool(artifact.parts) for artifact in artifacts),
-            "split_by must be set for artifacts with parts, and only for them",
-        ),
-        (
-            any((artifact.split_by == "tensors") != (artifact.ranks > 1) for artifact in artifacts)
-            or any(artifact.ranks < 1 or len(artifact.graphs) % artifact.ranks for artifact in artifacts),
-            "the ranks of an artifact do not match its parts",
-        ),
-        (
-            any(artifact.lookups and artifact.split_by != "layers" for artifact in artifacts)
-            or any(artifact.lookups and len(artifact.parts) % 2 for artifact in artifacts),
-            "the lookups of an artifact do not match its parts",
-        ),
-        (
-            any(artifact.parts and artifact.target == "openvino" for artifact in artifacts)
-            or any(artifact.ranks > 1 and artifact.target != "cpu" for artifact in artifacts),
-            "OpenVINO artifacts cannot be split, and GPU artifacts only by layers",
         ),
         (
             any((artifact.kind == "tensorrt") != (artifact.engine is not None) for artifact in artifacts),

@@ -328,7 +328,6 @@ def _models(topic: str, models: Sequence[ServedModel], settings: Settings) -> It
         artifact, total_bytes = model.artifact, sum(each.total_bytes for each in model.artifacts)
         size, proven = f"{total_bytes / _MIB:.0f} MiB", "proven" if model.proven else "not proven"
         value = f"{model.name} version {model.version}: {model.manifest.task}, {artifact.precision}, {size}, {proven}"
-        value += artifact.split
         advice = f"prove it on this node with `{command(f'verify {model.bundle.path} --cache-dir DIR')}`"
         yield _finding(topic, "model", value, "" if model.proven else advice)
     limit = memory_limit()
@@ -341,7 +340,7 @@ def _models(topic: str, models: Sequence[ServedModel], settings: Settings) -> It
 def _wanted_mib(model: ServedModel, threads: int) -> float:
     """Approximate memory of a model: narrow lanes are counted once for each core or once for all."""
     spec = model.spec()
-    copies = 1 + threads if spec.narrow and spec.split_by is None and threads > 1 else 1
+    copies = 1 + threads if spec.narrow and threads > 1 else 1
     return _WORKING_FACTOR * copies * sum(artifact.total_bytes for artifact in model.artifacts) / _MIB
 
 

@@ -138,8 +138,6 @@ def _model(model: ServedModel) -> dict[str, Any]:
         "precision": artifact.precision,
         "target": artifact.target,
         "size_bytes": artifact.total_bytes,
-        "parts": len(artifact.processes),
-        "split_by": artifact.split_by,
         "batch_invariant": artifact.batch_invariant,
         "parity": _parity(artifact),
         "accuracy": msgspec.to_builtins(artifact.accuracy),

@@ -248,16 +248,10 @@ class Chooser:
             raise StartupError(f"the engine {engine.name} has only one library to choose: {reasons}")
         for problem in engine.unfit([model.spec() for model in repository.models], self._machine, gpus):
             raise StartupError(problem)
-        stages = max(len(model.artifact.processes) for model in repository.models)
-        if stages > 1:  # the GPUs are one device
-            gpus = gpus[:stages]
-        size = sum(
-            model.artifact.total_bytes // max(1, min(len(model.artifact.processes), len(gpus)))
-            for model in repository.models
-        )
+        size = sum(model.artifact.total_bytes for model in repository.models)
         free_bytes = self._machine.free_bytes
         full = {gpu.ordinal: problem for gpu in gpus if (problem := too_full(gpu, free_bytes[gpu.ordinal], size))}
-        if full and (stages > 1 or len(full) == len(gpus)):
+        if full and len(full) == len(gpus):
             raise StartupError(engine.cannot(next(iter(full.values()))))
         gpus, left_out = tuple(gpu for gpu in gpus if gpu.ordinal not in full), tuple(full.values())
         rejected = self.rejected(engine.name)
@@ -276,9 +270,7 @@ class Chooser:
 
     def _gpus(self, engine: EngineKind, bundles: Sequence[Bundle]) -> tuple[Gpu, ...]:
         """The GPUs that an engine can use. All are of the first one's kind, so one bundle's engine fits them all."""
-        # Models that were split for CPUs run on GPUs only if the engine is named.
-        split = engine.runs_cpu_parts and engine.name == self._settings.engine
-        if not runs_on_a_gpu(bundles, built=self._settings.build_engine, split=split):
+        if not runs_on_a_gpu(bundles, built=self._settings.build_engine):
             raise StartupError("no bundle has a GPU artifact; export with --precision fp16 or --tensorrt")
         if self._machine is _NOT_LOOKED_AT:
             self._machine = self._look()

@@ -77,7 +77,7 @@ class LoadBuilder:
         """Raises EngineFailed if a GPU lacks the memory for a second engine, which would end the first one too."""
         if self._gpus is None:
             return
-        size = sum(_size_bytes(model) // min(model.stages, len(load.gpus)) for model in load.models)
+        size = sum(map(_size_bytes, load.models))
         for gpu in self._chooser.gpus:
             free = self._gpus.free_bytes(gpu.uuid)
             if gpu.ordinal in load.gpus and free is not None and (problem := too_full(gpu, free, size)):
@@ -86,7 +86,7 @@ class LoadBuilder:
 
 
 def _size_bytes(model: ModelSpec) -> int:
-    """Bytes that an engine loads for a model: each of its parts, and their external weights."""
-    graphs = [Path(file) for file in (model.path, *(part.path for part in model.parts))]
-    files = [*graphs, *(graph.with_name(f"{graph.name}{DATA_SUFFIX}") for graph in graphs)]
-    return sum(file.stat().st_size for file in files if file in graphs or file.is_file())
+    """Bytes that an engine loads for a model, with its external weights."""
+    graph = Path(model.path)
+    beside = graph.with_name(f"{graph.name}{DATA_SUFFIX}")
+    return graph.stat().st_size + (beside.stat().st_size if beside.is_file() else 0)

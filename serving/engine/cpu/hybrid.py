@@ -28,7 +28,7 @@ from serving.records import ModelIndex
 from serving.scheduling.cost import BUCKETS, GROUP_TOKENS, bucket_index
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from serving.engine.cpu.backend import LaneModel
     from serving.engine.specs import ModelSpec
@@ -74,7 +74,6 @@ class HybridCpuBackend(CpuBackend):
         threads: int,
         measured: Sequence[Sequence[CostPoint]] = (),
         kernels: Sequence[KernelFiles] = (),
-        load_model: Callable[[ModelSpec, Sequence[int]], Sequence[LaneModel]] = ort.load,
     ) -> None:
         """Loads every model in both forms, and keeps those in use.
 
@@ -83,11 +82,9 @@ class HybridCpuBackend(CpuBackend):
             threads: Cores to use.
             measured: Each model's costs on this node, which name the libraries; empty if unknown.
             kernels: Files of each model's kernels that OpenVINO compiles; empty for none.
-            load_model: Loads a model for ONNX Runtime.
         """
         known = [_known(model, points) for model, points in zip(models, measured, strict=False)]
         self._known = iter([*known, *[None] * (len(models) - len(known))])
-        self._load_model = load_model
         self._kernels = chain(kernels, repeat(KernelFiles()))
         self._libraries: list[Sequence[Library]] = []
         super().__init__(models, threads, self._load)
@@ -109,7 +106,7 @@ class HybridCpuBackend(CpuBackend):
             if second is not None and (known is None or "openvino" in known):
                 compiled = pool.submit(_compiled, second, threads, files)
             if known is None or "onnxruntime" in known:
-                lanes["onnxruntime"] = self._load_model(model, threads)
+                lanes["onnxruntime"] = ort.load(model, threads)
             libraries = known or []
             if second is not None and compiled is not None:
                 loaded, is_recalled = compiled.result()

@@ -8,7 +8,7 @@ wide session only, so its weights are held once.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
@@ -20,12 +20,9 @@ from serving.engine.cpu.backend import CpuBackend
 from serving.errors import BundleError, EngineFault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Sequence
 
     from serving.engine.base import Batch
-    from serving.engine.cpu.backend import LaneModel
     from serving.engine.specs import ModelSpec
     from serving.records import Array
 
@@ -33,9 +30,7 @@ VERSION = str(ort.__version__)
 
 LOG_ERRORS_ONLY = 3
 
-TYPES = {"tensor(float)": "float32", "tensor(int32)": "int32"}
-
-Tensors = dict[str, "NDArray[Any]"]
+_TYPES = {"tensor(float)": "float32", "tensor(int32)": "int32"}
 
 LOAD_ERRORS = (
     ort_errors.Fail,
@@ -67,14 +62,8 @@ def cuda_version() -> str:
 
 
 class OrtCpuBackend(CpuBackend):
-    def __init__(
-        self,
-        models: Sequence[ModelSpec],
-        threads: int,
-        load_model: Callable[[ModelSpec, Sequence[int]], Sequence[LaneModel]] | None = None,
-    ) -> None:
-        """Loads every model, by default with `load`; see `CpuBackend`."""
-        super().__init__(models, threads, load_model or load)
+    def __init__(self, models: Sequence[ModelSpec], threads: int) -> None:
+        super().__init__(models, threads, load)
 
 
 class _Model:
@@ -90,37 +79,6 @@ class _Model:
         return arrays
 
 
-class GraphPart:
-    """A graph of a split model.
-
-    Attributes:
-        inputs: Name and type of each input, in ONNX Runtime's terms.
-        outputs: Name, type and shape of each output.
-    """
-
-    def __init__(self, session: ort.InferenceSession) -> None:
-        self._session = session
-        self.inputs = [(tensor.name, tensor.type) for tensor in session.get_inputs()]
-        self.outputs = [(tensor.name, tensor.type, _fixed(tensor.shape)) for tensor in session.get_outputs()]
-
-    def run(self, tensors: Mapping[str, NDArray[Any]]) -> Tensors:
-        """Returns the outputs for its own inputs among these tensors; raises EngineFault on failure."""
-        try:
-            arrays = self._session.run(None, {name: tensors[name] for name, _ in self.inputs})
-        except RUN_ERRORS as error:
-            raise EngineFault(f"ONNX Runtime: {error}") from error
-        return dict(zip((name for name, *_ in self.outputs), arrays, strict=True))
-
-
-def open_part(model: ModelSpec, threads: int) -> GraphPart:
-    """Opens the graph of a part; `model.path` is the part's file."""
-    try:
-        with verified_bytes(model) as data:
-            return GraphPart(_session(model, data, threads))
-    except LOAD_ERRORS as error:
-        raise BundleError(f"{model.path}: ONNX Runtime cannot load it: {error}") from error
-
-
 def load(model: ModelSpec, threads: Sequence[int]) -> list[_Model]:
     """Loads the model once for each number of threads, from one read of the file."""
     try:
@@ -134,8 +92,8 @@ def load(model: ModelSpec, threads: Sequence[int]) -> list[_Model]:
 
 
 def check_tensors(model: ModelSpec, session: ort.InferenceSession) -> None:
-    inputs = [(tensor.name, TYPES.get(tensor.type)) for tensor in session.get_inputs()]
-    outputs = [(tensor.name, TYPES.get(tensor.type), _fixed(tensor.shape)) for tensor in session.get_outputs()]
+    inputs = [(tensor.name, _TYPES.get(tensor.type)) for tensor in session.get_inputs()]
+    outputs = [(tensor.name, _TYPES.get(tensor.type), _fixed(tensor.shape)) for tensor in session.get_outputs()]
     check_interface(model, inputs, outputs)
 
 

@@ -32,7 +32,7 @@ _RESERVE_SHARE = 0.05
 class Buffer:
     """A tensor in pinned host memory and on the GPU at `address`; neither moves."""
 
-    def __init__(self, device: Device, dtype: Literal["int32", "float32", "float16"], size: int) -> None:
+    def __init__(self, device: Device, dtype: Literal["int32", "float32"], size: int) -> None:
         self._device = device
         kind = np.dtype(dtype)
         count = max(1, size) * kind.itemsize
@@ -54,12 +54,7 @@ class Buffer:
 
 
 class Device:
-    """A GPU in use by this process.
-
-    Attributes:
-        stream: Stream of all work.
-        turn: Lock that a thread holds while it queues work and waits for it.
-    """
+    """A GPU in use by this process; all work goes through its `stream`."""
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
         """Takes a GPU for the calling thread; raises CudaError if it cannot be used."""
@@ -68,7 +63,6 @@ class Device:
         self._entered = threading.local()
         self.enter()
         self.stream = driver.stream()
-        self.turn = threading.Lock()
         self._scratch, self._scratch_size = 0, 0
 
     def enter(self) -> None:

@@ -11,14 +11,12 @@ import itertools
 import logging
 import re
 import time
-from abc import ABC, abstractmethod
 from collections import defaultdict
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from serving.engine.base import Batch, BatchOutput, lanes_for
+from serving.engine.base import Batch, BatchOutput, LaneKind
 from serving.engine.batches import Padder, finite_rows
 from serving.engine.gpu.cuda import Buffer
 from serving.engine.gpu.cuda_driver import CudaError
@@ -27,11 +25,11 @@ from serving.records import IDS, MASK, POSITIONS
 from serving.scheduling.cost import BUCKETS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from serving.engine.base import LaneKind, Runner
+    from serving.engine.base import Runner
     from serving.engine.batches import Tensors
     from serving.engine.gpu.cuda import Device
     from serving.engine.specs import ModelSpec
@@ -135,35 +133,22 @@ class ModelBuffers:
         }
 
 
-@contextmanager
-def one_at_a_time(device: Device) -> Iterator[None]:
-    """Guards work on a device, whose stream and buffers one thread may use at a time.
-
-    Raises:
-        EngineFault: The work failed, and the GPU still works.
-        DeviceLost: The GPU no longer works.
-    """
-    with device.turn:
-        try:
-            device.enter()
-            yield
-        except CudaError as error:
-            device.check(str(error), lost=error.sticky or error.out_of_memory)
-            raise EngineFault(f"CUDA: {error}") from error
-        except (ProgramError, EngineFault) as error:
-            device.check(str(error), lost=_FULL.search(str(error)) is not None)
-            raise EngineFault(str(error)) from error
-
-
-class PaddedModel(ABC):
-    """A model whose batches are padded to shapes; a batch larger than all shapes runs in several executions.
+class GpuModel:
+    """A model with graphs of its shapes. One thread may use it at a time.
 
     Attributes:
         shapes: All shapes that a batch may be padded to, the smallest batches first.
     """
 
-    def __init__(self, spec: ModelSpec, shapes: Sequence[Shape]) -> None:
+    def __init__(
+        self, device: Device, spec: ModelSpec, tensors: ModelBuffers, program: Program, shapes: Sequence[Shape]
+    ) -> None:
         self.spec = spec
+        self._device = device
+        self._tensors = tensors
+        self._program = program
+        self._graphs: dict[Shape, int] = {}
+        self._prepared: set[Shape] = set()
         self._padder = Padder(spec)
         self._pad_id = spec.special_ids.get("pad", 0)
         self.shapes = sorted(shapes, key=lambda shape: (shape.rows * max(1, shape.masks), shape.length))
@@ -172,10 +157,44 @@ class PaddedModel(ABC):
         for shape in shapes:
             self._most[shape.length] = max(self._most[shape.length], shape.rows)
 
+    def capture(self, budget: GraphBudget) -> None:
+        """Makes the graphs, those of the smallest batches first, until the memory for them is used.
+
+        Raises:
+            CudaError: The GPU failed.
+            ProgramError: The library failed.
+        """
+        started, made = time.perf_counter(), 0
+        shapes = [shape for shape in self.shapes if shape.masks <= 1]
+        for shape in shapes:
+            if not budget.allows:
+                break
+            free, _ = self._device.driver.memory()
+            self._prepare(shape, graph=True)
+            budget.spend(free)
+            made += 1
+        log.info(
+            "%s: graphs of %d of %d shapes in %.2f s, %d MiB on the GPU",
+            *(self.spec.name, made, len(shapes), time.perf_counter() - started, budget.used // _MIB),
+        )
+
     def run(self, batch: Batch) -> BatchOutput:
-        """Runs a batch; raises EngineFault or DeviceLost."""
+        """Runs a batch; one that is larger than all shapes runs in several executions.
+
+        Raises:
+            EngineFault: It failed, and the GPU still works.
+            DeviceLost: The GPU no longer works.
+        """
         started = time.perf_counter()
-        arrays = self._computed(batch)
+        try:
+            self._device.enter()
+            arrays = self._computed(batch)
+        except CudaError as error:
+            self._device.check(str(error), lost=error.sticky or error.out_of_memory)
+            raise EngineFault(f"CUDA: {error}") from error
+        except ProgramError as error:
+            self._device.check(str(error), lost=_FULL.search(str(error)) is not None)
+            raise EngineFault(str(error)) from error
         finite = finite_rows(arrays, len(batch.texts))
         return BatchOutput(arrays, finite, (time.perf_counter() - started) * 1e6)
 
@@ -201,60 +220,8 @@ class PaddedModel(ABC):
             parts.append(self._once({**tensors, POSITIONS: some}, shape, some.shape[1]))
         return parts[0] if len(parts) == 1 else _joined(parts, axis=1)
 
-    @abstractmethod
     def _once(self, tensors: Tensors, shape: Shape, width: int) -> list[Array]:
         """Runs tensors that fit a shape; `width` is the unpadded size of their dynamic dimension."""
-
-    def _fill(self, target: NDArray[Any], name: str, values: NDArray[np.int32]) -> None:
-        """Fills an input; rows beyond the batch repeat its first row, so they hold a real text."""
-        rows, width = values.shape
-        target[:rows, :width] = values
-        target[:rows, width:] = self._pad_id if name == IDS else 0
-        target[rows:] = target[0]
-
-
-class GpuModel(PaddedModel):
-    """A model on one GPU, with graphs of its shapes."""
-
-    def __init__(
-        self, device: Device, spec: ModelSpec, tensors: ModelBuffers, program: Program, shapes: Sequence[Shape]
-    ) -> None:
-        super().__init__(spec, shapes)
-        self._device = device
-        self._tensors = tensors
-        self._program = program
-        self._graphs: dict[Shape, int] = {}
-        self._prepared: set[Shape] = set()
-
-    def capture(self, budget: GraphBudget) -> None:
-        """Makes the graphs, those of the smallest batches first, until the memory for them is used.
-
-        Raises:
-            CudaError: The GPU failed.
-            ProgramError: The library failed.
-        """
-        started, made = time.perf_counter(), 0
-        shapes = [shape for shape in self.shapes if shape.masks <= 1]
-        for shape in shapes:
-            if not budget.allows:
-                break
-            free, _ = self._device.driver.memory()
-            self._prepare(shape, graph=True)
-            budget.spend(free)
-            made += 1
-        log.info(
-            "%s: graphs of %d of %d shapes in %.2f s, %d MiB on the GPU",
-            *(self.spec.name, made, len(shapes), time.perf_counter() - started, budget.used // _MIB),
-        )
-
-    def on_lane(self, lane: int) -> Runner:  # noqa: ARG002  they take turns
-        return self
-
-    def run(self, batch: Batch) -> BatchOutput:
-        with one_at_a_time(self._device):
-            return super().run(batch)
-
-    def _once(self, tensors: Tensors, shape: Shape, width: int) -> list[Array]:
         for name, values in tensors.items():
             self._fill(self._tensors.inputs[name].view(shape.input(name)), name, values)
         graph = self._graphs.get(shape)
@@ -265,9 +232,19 @@ class GpuModel(PaddedModel):
             self._queue(shape)
         self._device.wait()
         rows = len(tensors[IDS])
-        outputs = [(spec, self._tensors.outputs[spec.name].view(shape.output(spec))) for spec in self.spec.outputs]
-        # Copies, because the next batch overwrites the buffers.
-        return [unpadded(spec, values, rows, width).copy() for spec, values in outputs]
+        return [self._output(spec, shape, rows, width) for spec in self.spec.outputs]
+
+    def _output(self, spec: TensorSpec, shape: Shape, rows: int, width: int) -> Array:
+        """Returns an output without its padding: a copy, because the next batch overwrites the buffer."""
+        values = self._tensors.outputs[spec.name].view(shape.output(spec))[:rows]
+        return (values[:, :width] if spec.shape[1] == -1 else values).copy()
+
+    def _fill(self, target: NDArray[Any], name: str, values: NDArray[np.int32]) -> None:
+        """Fills an input; rows beyond the batch repeat its first row, so they hold a real text."""
+        rows, width = values.shape
+        target[:rows, :width] = values
+        target[:rows, width:] = self._pad_id if name == IDS else 0
+        target[rows:] = target[0]
 
     def _queue(self, shape: Shape) -> None:
         for name, buffer in self._tensors.inputs.items():
@@ -297,28 +274,13 @@ class GpuModel(PaddedModel):
         self._device.wait()
 
 
-def not_split(spec: ModelSpec) -> BackendModel:
-    """Raises BundleError: the default loader, which rejects models that are split by layers."""
-    raise BundleError(f"{spec.path} is one part of a split model, which this engine cannot run")
-
-
-class BackendModel(Protocol):
-    spec: ModelSpec
-
-    def capture(self, budget: GraphBudget) -> None:
-        """Makes the model's graphs; raises CudaError or ProgramError."""
-
-    def on_lane(self, lane: int) -> Runner:
-        """Returns the model's runner for a lane."""
-
-
 class GpuBackend:
-    """Models on one GPU, which is one lane; a model split by layers adds one lane for each of its parts."""
+    """Models on one GPU, which is one lane."""
 
     largest_batch = SIZES[-1]
     padded_to: Sequence[int] = SIZES
 
-    def __init__(self, device: Device, models: Sequence[BackendModel]) -> None:
+    def __init__(self, device: Device, models: Sequence[GpuModel]) -> None:
         """Captures the graphs of every model; raises CudaError, or BundleError if the library cannot run one."""
         self.models = models
         budget = GraphBudget(device)
@@ -329,23 +291,13 @@ class GpuBackend:
                 raise BundleError(f"{model.spec.path}: {error}") from error
 
     def lanes(self) -> Sequence[LaneKind]:
-        return lanes_for([model.spec for model in self.models], 1)
+        return [LaneKind.WIDE]
 
-    def runner(self, lane: int) -> Runner:
-        return _Lane([model.on_lane(lane) for model in self.models])
-
-
-class _Lane:
-    def __init__(self, models: Sequence[Runner]) -> None:
-        self.models = models
+    def runner(self, lane: int) -> Runner:  # noqa: ARG002  there is one lane
+        return self
 
     def run(self, batch: Batch) -> BatchOutput:
         return self.models[batch.model].run(batch)
-
-
-def unpadded(spec: TensorSpec, values: Array, rows: int, width: int) -> Array:
-    """Returns an output without the padding; `width` as in `PaddedModel`."""
-    return values[:rows, :width] if spec.shape[1] == -1 else values[:rows]
 
 
 def shapes_for(spec: ModelSpec, lengths: Sequence[int], max_batch_tokens: int) -> list[Shape]:

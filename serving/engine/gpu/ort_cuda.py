@@ -17,7 +17,6 @@ from serving.engine.cpu.ort import (
     LOG_ERRORS_ONLY,
     RUN_ERRORS,
     VERSION,
-    GraphPart,
     check_tensors,
     session_options,
 )
@@ -27,17 +26,16 @@ from serving.engine.gpu.model import (
     ModelBuffers,
     ProgramError,
     lengths_for,
-    not_split,
     shapes_for,
 )
 from serving.errors import BundleError
 from serving.host import installing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from serving.engine.gpu.cuda import Device
-    from serving.engine.gpu.model import BackendModel, Shape
+    from serving.engine.gpu.model import Shape
     from serving.engine.specs import ModelSpec
 
 __all__ = ["VERSION", "OrtCudaBackend"]
@@ -54,7 +52,6 @@ class OrtCudaBackend(GpuBackend):
         models: Sequence[ModelSpec],
         device: Device,
         max_batch_tokens: int,
-        load_split: Callable[[ModelSpec], BackendModel] = not_split,
     ) -> None:
         """Loads every model and captures its graphs.
 
@@ -63,10 +60,7 @@ class OrtCudaBackend(GpuBackend):
             CudaError: The GPU is out of memory, or failed.
         """
         preload()
-        super().__init__(
-            device,
-            [load_split(spec) if spec.stages > 1 else _load(spec, device, max_batch_tokens) for spec in models],
-        )
+        super().__init__(device, [_load(spec, device, max_batch_tokens) for spec in models])
 
 
 def preload() -> None:
@@ -77,19 +71,10 @@ def preload() -> None:
     ort.set_default_logger_severity(LOG_ERRORS_ONLY)  # each session logs an irrelevant warning about plugins
 
 
-def shapes_of(spec: ModelSpec, max_batch_tokens: int) -> list[Shape]:
-    return shapes_for(spec, lengths_for(spec.max_length), max_batch_tokens)
-
-
-def open_part(spec: ModelSpec, device: Device) -> GraphPart:
-    """Opens a part of a model, whose tensors ONNX Runtime copies to the GPU and back; raises BundleError."""
-    return GraphPart(_open_session(spec, device, graphs=False))
-
-
 def _load(spec: ModelSpec, device: Device, max_batch_tokens: int) -> GpuModel:
     session = _open_session(spec, device, graphs=True)
     check_tensors(spec, session)
-    shapes = shapes_of(spec, max_batch_tokens)
+    shapes = shapes_for(spec, lengths_for(spec.max_length), max_batch_tokens)
     buffers = ModelBuffers(device, spec, shapes)
     return GpuModel(device, spec, buffers, _OrtProgram(session, spec, device, buffers), shapes)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from serving import host
@@ -41,10 +40,8 @@ class Cpu(EngineKind):
 
     def open(self, load: EngineLoad) -> tuple[Backend, str]:
         from serving.engine.cpu import hybrid  # noqa: PLC0415  see `EngineKind`
-        from serving.engine.parts import pipeline  # noqa: PLC0415
 
-        load_model = partial(pipeline.load, nice=load.nice)
-        backend = hybrid.HybridCpuBackend(load.models, load.threads, load.costs, load.kernels, load_model)
+        backend = hybrid.HybridCpuBackend(load.models, load.threads, load.costs, load.kernels)
         return backend, hybrid.VERSION
 
 

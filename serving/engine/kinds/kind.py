@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
-from serving.engine.base import lanes_for
 from serving.errors import BundleError
 from serving.host import installing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from typing import TypeAlias
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from serving.engine.base import Backend, EngineLoad
     from serving.engine.gpu.cuda import Device
     from serving.engine.gpu.discovery import Machine
-    from serving.engine.gpu.model import BackendModel
     from serving.engine.specs import Gpu, ModelSpec
-
-    LoadSplit: TypeAlias = Callable[[ModelSpec], BackendModel]
 
 
 class EngineSetting(NamedTuple):
@@ -78,8 +73,6 @@ class EngineKind:
     """Targets that it runs, if not those of `made_for`."""
     per_gpu = False
     """Whether an artifact runs on one kind of GPU only."""
-    runs_cpu_parts = False
-    """Whether it also runs models that are split by layers for CPUs in fp32; those graphs are the same for GPUs."""
     second = ""
     """Target of a second artifact of a model, which it runs alongside the first."""
     second_needs = ""
@@ -142,28 +135,16 @@ class GpuKind(EngineKind):
     fastest = ("fp16", "int8", "fp32")
     """INT8 is often no faster on GPUs, and always less accurate."""
 
-    def open(self, load: EngineLoad, *, in_one_process: bool = False) -> tuple[Backend, str]:
-        """Opens the engine. With `in_one_process`, split models run in this process, for tools that prove them."""
+    def open(self, load: EngineLoad) -> tuple[Backend, str]:
         from serving.engine.gpu import cuda_driver  # noqa: PLC0415  see `EngineKind`
         from serving.engine.gpu.cuda import Device  # noqa: PLC0415
 
-        def load_split(model: ModelSpec) -> BackendModel:
-            from serving.engine.parts import devices  # noqa: PLC0415  needs ONNX Runtime
-            from serving.engine.parts.processes import Place  # noqa: PLC0415  likewise
-
-            gpus = devices.gpus_of(model.stages, load.gpus or [device.gpu.ordinal])
-            engine = cast("Literal['ort-cuda', 'tensorrt']", self.name)
-            places = [Place(engine, gpu, load.max_batch_tokens) for gpu in gpus]
-            if in_one_process:
-                return devices.load_here(model, places[0], device)
-            return devices.load(model, places, device, len(lanes_for(load.models, 1)))
-
         try:
             device = Device(cuda_driver.load(), load.gpus[0] if load.gpus else 0)
-            return self.open_on(device, load, load_split)
+            return self.open_on(device, load)
         except cuda_driver.CudaError as error:
             raise BundleError(self.cannot(cuda_driver.explained(error))) from error
 
-    def open_on(self, device: Device, load: EngineLoad, load_split: LoadSplit) -> tuple[Backend, str]:
-        """Opens the engine on a device; a CudaError refuses the models. `load_split` loads those split by layers."""
+    def open_on(self, device: Device, load: EngineLoad) -> tuple[Backend, str]:
+        """Opens the engine on a device; a CudaError refuses the models."""
         raise NotImplementedError

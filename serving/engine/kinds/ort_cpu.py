@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from serving.engine.kinds.kind import EngineKind
@@ -24,9 +23,8 @@ class OrtCpu(EngineKind):
 
     def open(self, load: EngineLoad) -> tuple[Backend, str]:
         from serving.engine.cpu import ort  # noqa: PLC0415  see `EngineKind`
-        from serving.engine.parts import pipeline  # noqa: PLC0415
 
-        return ort.OrtCpuBackend(load.models, load.threads, partial(pipeline.load, nice=load.nice)), ort.VERSION
+        return ort.OrtCpuBackend(load.models, load.threads), ort.VERSION
 
 
 ENGINE = OrtCpu()

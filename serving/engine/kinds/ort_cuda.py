@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from serving.engine.base import Backend, EngineLoad
     from serving.engine.gpu.cuda import Device
     from serving.engine.gpu.discovery import Machine
-    from serving.engine.kinds.kind import LoadSplit
     from serving.engine.specs import Gpu, ModelSpec
 
 
@@ -23,16 +22,15 @@ class OrtCuda(GpuKind):
     compute_type = "gpu+onnxruntime"
     packages = ("onnxruntime-gpu", "onnxruntime")
     made_for = ("cuda",)
-    runs_cpu_parts = True
     forms = ("fp16",)
 
     def unfit(self, models: Sequence[ModelSpec], machine: Machine, gpus: Sequence[Gpu]) -> Iterable[str]:  # noqa: ARG002
         yield from map(self.cannot, machine.obstacles("ONNX Runtime", "ort-cuda", gpus[0]))
 
-    def open_on(self, device: Device, load: EngineLoad, load_split: LoadSplit) -> tuple[Backend, str]:
+    def open_on(self, device: Device, load: EngineLoad) -> tuple[Backend, str]:
         from serving.engine.gpu import ort_cuda  # noqa: PLC0415  see `EngineKind`
 
-        return ort_cuda.OrtCudaBackend(load.models, device, load.max_batch_tokens, load_split), ort_cuda.VERSION
+        return ort_cuda.OrtCudaBackend(load.models, device, load.max_batch_tokens), ort_cuda.VERSION
 
 
 ENGINE = OrtCuda()

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from serving.engine.base import Backend, EngineLoad
     from serving.engine.gpu.cuda import Device
     from serving.engine.gpu.discovery import Machine
-    from serving.engine.kinds.kind import LoadSplit
     from serving.engine.specs import EngineBuild, Gpu, ModelSpec
 
 GpuTarget = Literal["sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120"]
@@ -37,10 +36,10 @@ class TensorRt(GpuKind):
             if model.build is not None:
                 yield from map(self.cannot, misfits(Path(model.path).name, model.build, machine, gpus[0]))
 
-    def open_on(self, device: Device, load: EngineLoad, load_split: LoadSplit) -> tuple[Backend, str]:
+    def open_on(self, device: Device, load: EngineLoad) -> tuple[Backend, str]:
         from serving.engine.gpu.tensorrt import TensorRtBackend  # noqa: PLC0415  see `EngineKind`
 
-        backend = TensorRtBackend(load.models, device, load.max_batch_tokens, load.kernels, load_split)
+        backend = TensorRtBackend(load.models, device, load.max_batch_tokens, load.kernels)
         return backend, backend.version
 
 

@@ -45,12 +45,10 @@ async def start_engine(
 ) -> EngineLife:
     """Starts one process, or one for each GPU of the load; arguments and errors as in `RemoteEngine.start`.
 
-    A model split by layers takes all GPUs for one process, which starts the others itself.
-
     For several GPUs `on_verified` is awaited before any process starts, and `started` is not called. A GPU is given up
     if its engine dies `crash_limit` times within the window, or is not ready in time.
     """
-    if len(load.gpus) > 1 and all(model.stages == 1 for model in load.models):
+    if len(load.gpus) > 1:
         if on_verified is not None:
             await on_verified()
         return await RemoteFleet.start(

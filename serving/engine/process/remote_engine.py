@@ -51,7 +51,7 @@ class EngineLife(Engine, Protocol):
     """One life of an engine, from its first warm batch to its end.
 
     Attributes:
-        apart: Whether narrow lanes may run alongside the wide one, as with several GPUs or pipeline stages.
+        apart: Whether narrow lanes may run alongside the wide one, as with several GPUs.
         on_end: Called once when the engine has ended.
         on_lost: Called whenever one of several devices is given up.
     """
@@ -98,6 +98,7 @@ class EngineLife(Engine, Protocol):
 class RemoteEngine:
     """One engine process: an `EngineLife` over its sockets."""
 
+    apart = False
     devices = 1
     lost: Sequence[str] = ()
     ready: Ready
@@ -114,7 +115,6 @@ class RemoteEngine:
         self.lanes: Sequence[LaneKind] = ()
         self._tables: list[CostTable] = []
         self._names: Sequence[str] = ()
-        self.apart = False
 
     @classmethod
     async def start(
@@ -157,9 +157,6 @@ class RemoteEngine:
             used.pop_all()
         engine = cls(process, hang_s)
         engine._names = [model.name for model in load.models]
-        # A batch in one stage leaves the other stages free.
-        engine.apart = all(model.stages > 1 for model in load.models)
-        engine.devices = max(1, len(load.gpus))
         try:
             await engine._connect(ends, load, started, on_verified)
         except BaseException as error:

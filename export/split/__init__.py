@@ -1,1 +1,0 @@
-"""Splits graphs into parts, for models that one device cannot hold."""

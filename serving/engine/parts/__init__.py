@@ -1,1 +1,0 @@
-"""Split models, whose parts run in processes of their own."""
