@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 LEFT: dict[str, str] = {
     "size": "use `load --find-capacity` on the machine at hand, or `simulate --find-capacity --rate R`",
+    "split": "models are not cut into parts; use a device with more memory",
+    "split-by": "models are not cut into parts; use a device with more memory",
     "stages": "models are not cut into parts; use a device with more memory",
     "triton": "the bundle's `model.*.onnx` is what Triton's ONNX Runtime backend loads",
     "transfer-us": "models are not cut into parts; use a device with more memory",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from serving.engine.gpu.tensorrt_library import Native
 
-Shape = tuple[int, ...]
+Shape = tuple[int, int]
 
 MAX_MASKS = 16
 """Maximum masks of a text in a fill-mask engine: each costs the logits of a whole vocabulary."""
@@ -37,18 +37,12 @@ _MIN_CAPABILITY = (7, 5)
 
 
 def shapes_of(profile: ShapeProfile, dimensions: list[str]) -> tuple[Shape, Shape, Shape] | None:
-    """The three shapes of an input with these free dimensions; None if it can have none.
-
-    Dimensions between parts of a model are named by their position: texts first, then tokens.
-    """
+    """The three shapes of an input with these free dimensions; None if it can have none."""
     if dimensions == ["batch", "sequence"]:
         return profile.min, profile.opt, profile.max
     if dimensions == ["batch", "masks"]:
         most = min(MAX_MASKS, profile.max[1])
         return (profile.min[0], 1), (profile.opt[0], 1), (profile.max[0], most)
-    places = [name.rpartition(".")[2] for name in dimensions]
-    if places and places[0] == "0" and all(place.isdecimal() for place in places):
-        return tuple((rows, *[length] * (len(places) - 1)) for rows, length in (profile.min, profile.opt, profile.max))  # type: ignore[return-value]  # three
     return None
 
 
@@ -200,10 +194,7 @@ class _Builder:
             triple = shapes_of(profile, free)
             if triple is None:
                 raise BuilderError(f"the input {tensor.name} must be [batch, sequence], not {free or tensor.shape}")
-            for_all = [iter(sizes) for sizes in triple]
-            shapes.set_shape(
-                tensor.name, *[tuple(size if size >= 0 else next(free) for size in tensor.shape) for free in for_all]
-            )
+            shapes.set_shape(tensor.name, *triple)
         if config.add_optimization_profile(shapes) < 0:
             raise BuilderError(tensorrt_library.reason(self._logger.errors))
 

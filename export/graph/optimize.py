@@ -249,9 +249,9 @@ def _is_number(node: onnx.NodeProto) -> bool:
     return node.op_type == "Constant" and node.attribute[0].name == "value" and not node.attribute[0].t.dims
 
 
-def operators(*paths: Path) -> dict[str, int]:
-    """Number of each fused or quantized operator in a graph or its parts."""
-    nodes = [node for path in paths for node in onnx.load(path, load_external_data=False).graph.node]
+def operators(path: Path) -> dict[str, int]:
+    """Number of each fused or quantized operator in a graph."""
+    nodes = onnx.load(path, load_external_data=False).graph.node
     counts = Counter(node.op_type for node in nodes if node.domain == "com.microsoft" or node.op_type in _LISTED)
     return dict(sorted(counts.items()))
 

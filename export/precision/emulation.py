@@ -38,8 +38,6 @@ def emulate(source: Path, target: Path) -> None:
     graph = editor.graph
     editor.lift_constants()
     halves = set(editor.of_type(TensorProto.FLOAT16))
-    # A part of a split model may read what an earlier part has in fp16.
-    halves |= {each.name for each in graph.input if each.type.tensor_type.elem_type == TensorProto.FLOAT16}
     halves |= nodes.activations(graph, halves, TensorProto.FLOAT16)
     steps: dict[str, NodeProto] = {}
     for node in graph.node:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from functools import partial
 
 import pytest
 
 from serving.engine.base import EngineLoad
-from serving.engine.process import fleet
 from serving.engine.process.fleet import RemoteFleet, for_one_gpu
 from serving.engine.process.supervisor import Supervisor
-from serving.engine.specs import KernelFiles, PartFile
+from serving.engine.specs import KernelFiles
 from serving.errors import EngineFailed
 from serving.scheduling.cost import CostPoint
-from tests.support.specs import model_spec
 
 WIDE, NARROW = CostPoint("wide", 8, 1, 100.0), CostPoint("narrow", 8, 1, 100.0)
 
@@ -27,20 +24,6 @@ def test_a_card_is_told_its_own_costs_alone() -> None:
     assert first.costs == second.costs == [[WIDE]]
     assert (first.gpus, second.gpus) == ([0], [1])
     assert [first.kernels[0].write, second.kernels[0].write] == ["x", ""]
-
-
-@pytest.mark.parametrize(("parts", "expected"), [(1, "fleet"), (2, "engine")])
-def test_cards_that_share_a_model_have_one_process(monkeypatch: pytest.MonkeyPatch, parts: int, expected: str) -> None:
-    """Which starts the others itself; without such a model each GPU has an engine of its own."""
-
-    async def start(kind: str, load: EngineLoad, *_: object, **__: object) -> tuple[str, list[int]]:
-        return kind, load.gpus
-
-    monkeypatch.setattr(fleet.RemoteEngine, "start", partial(start, "engine"))
-    monkeypatch.setattr(fleet.RemoteFleet, "start", partial(start, "fleet"))
-    split = model_spec(parts=(PartFile("2.onnx", ""),) * (parts - 1), split_by="layers" if parts > 1 else None)
-    load = EngineLoad("ort-cuda", [model_spec(), split], threads=1, gpus=[0, 1])
-    assert asyncio.run(fleet.start_engine(load)) == (expected, [0, 1])
 
 
 def test_a_fleet_whose_processes_cannot_be_started_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ BROKEN = (
 
 @pytest.mark.usefixtures("few_texts_of_pytorch")
 def test_what_auto_serves_here_is_made_by_default(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """INT8 for OpenVINO too where that is installed, so that both libraries run the model; --split cuts it for one."""
+    """INT8 for OpenVINO too where that is installed, so that both libraries run the model."""
     pytest.importorskip("openvino", reason="the extra `openvino` is not installed")
     made = exported(folder)
     assert [(each.precision, each.target) for each in made.artifacts] == [
@@ -168,9 +168,8 @@ def test_what_auto_serves_here_is_made_by_default(folder: Path, monkeypatch: pyt
     ]
     monkeypatch.setattr(host, "saturates", lambda: False)
     assert Chooser(Settings(models=made.path.parents[1])).first().engine == "cpu"
-    assert default_forms(2) == ("fp32", "int8")
     monkeypatch.setattr("serving.engine.kinds.kind.find_spec", lambda _module: None)
-    assert default_forms(1) == ("fp32", "int8")
+    assert default_forms() == ("fp32", "int8")
 
 
 def test_an_artifact_beyond_its_limit_costs_no_other(
@@ -309,12 +308,8 @@ WRONG_WORDS = {
     "demo --out x --tensorrt-precision int8": "--tensorrt-precision needs --tensorrt",
     "demo --out x --tensorrt t4 --tensorrt-precision fp32": "invalid choice: 'fp32' (choose from",
     "demo --out x --triton y": "--triton left: the bundle's `model.*.onnx` is what Triton's ONNX Runtime backend loads",
-    # Forms that nothing runs in parts, GPUs by tensors, and numbers of parts that no model has.
-    "folder --out x --split 2 --precision int8-openvino": "--split",
-    "folder --out x --split 2 --tensorrt graph": "--split",
-    "folder --out x --split 2 --split-by tensors --precision fp16": "--split-by tensors",
-    "folder --out x --split 2 --split-by tensors --precision fp32 --tensorrt t4": "--split-by tensors",
-    "folder --out x --split 17": "--split",
+    "demo --out x --split 2": "--split left: models are not cut into parts; use a device with more memory",
+    "demo --out x --split-by tensors": "--split-by left: models are not cut into parts; use a device with more memory",
 }
 
 

@@ -145,33 +145,6 @@ def on_t4s(models: Path, free: Sequence[int], engine: str = "ort-cuda") -> Choos
     return Chooser(Settings(models=models, engine=engine), lambda: found)
 
 
-def split_in_two(bundle: Path) -> None:
-    """Lets a bundle say that its model is split by layers; both parts have the same file."""
-    name = "model.fp32.part2of2.onnx"
-    shutil.copy(bundle / "model.fp32.onnx", bundle / name)
-
-    def change(manifest: dict[str, Any]) -> None:
-        artifact = manifest["artifacts"][0]
-        part = {"file": name, "sha256": artifact["sha256"], "size_bytes": artifact["size_bytes"]}
-        artifact |= {"split_by": "layers", "parts": [part]}
-
-    edit_manifest(bundle, change)
-
-
-def test_a_model_split_by_layers_takes_as_many_cards_as_it_has_parts(tmp_path: Path) -> None:
-    """Or all of them, where there are fewer; they are one device, and all must have room. `auto` stays on the CPU."""
-    models, room = tmp_path / "models", 15 << 30
-    split_in_two(write_bundle(models, tiny_model("embed")))
-    choice = on_t4s(models, [room] * 3).first()
-    assert [gpu.ordinal for gpu in choice.gpus] == [0, 1]
-    assert (choice.degraded, choice.repository.models[0].spec().stages) == (False, 2)
-    assert [gpu.ordinal for gpu in on_t4s(models, [room]).first().gpus] == [0]
-    with pytest.raises(StartupError, match="GPU 1 \\(Tesla T4\\) has 1 MiB"):
-        on_t4s(models, [room, 1 << 20, room]).first()
-    on_a_cpu = on_t4s(models, [room] * 2, "auto").first()
-    assert (on_a_cpu.engine, on_a_cpu.gpus, on_a_cpu.degraded) == ("ort-cpu", (), False)
-
-
 def bring_graph(bundle: Path, precision: Precision) -> None:
     file = ENGINE_GRAPHS[precision]
     shutil.copy(bundle / "model.fp32.onnx", bundle / file)

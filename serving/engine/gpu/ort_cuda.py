@@ -72,18 +72,18 @@ def preload() -> None:
 
 
 def _load(spec: ModelSpec, device: Device, max_batch_tokens: int) -> GpuModel:
-    session = _open_session(spec, device, graphs=True)
+    session = _open_session(spec, device)
     check_tensors(spec, session)
     shapes = shapes_for(spec, lengths_for(spec.max_length), max_batch_tokens)
     buffers = ModelBuffers(device, spec, shapes)
     return GpuModel(device, spec, buffers, _OrtProgram(session, spec, device, buffers), shapes)
 
 
-def _open_session(spec: ModelSpec, device: Device, *, graphs: bool) -> ort.InferenceSession:
+def _open_session(spec: ModelSpec, device: Device) -> ort.InferenceSession:
     """Opens a graph on the device's stream; raises BundleError if the provider cannot run it."""
     try:
         with verified_bytes(spec) as data:
-            session = _session(spec, data, device, graphs=graphs)
+            session = _session(spec, data, device)
     except LOAD_ERRORS as error:
         raise BundleError(f"{spec.path}: ONNX Runtime cannot load it on the GPU: {error}") from error
     if (providers := session.get_providers())[0] != PROVIDER:
@@ -91,13 +91,13 @@ def _open_session(spec: ModelSpec, device: Device, *, graphs: bool) -> ort.Infer
     return session
 
 
-def _session(spec: ModelSpec, data: bytes, device: Device, *, graphs: bool) -> ort.InferenceSession:
+def _session(spec: ModelSpec, data: bytes, device: Device) -> ort.InferenceSession:
     options = session_options(spec)
     options.use_deterministic_compute = True  # sums by atomic additions would change the last bits from run to run
     provider = {
         "device_id": str(device.gpu.ordinal),
         "user_compute_stream": str(device.stream),
-        "enable_cuda_graph": str(int(graphs)),
+        "enable_cuda_graph": "1",
         # TF32 keeps 10 bits of fp32: a text's output would depend on the rest of its batch.
         "use_tf32": "0",
         # Doubling the allocations would waste up to half of a GPU that holds several models.

@@ -2,8 +2,6 @@
 
 Everything of ONNX Runtime is the real thing but for the provider's name: sessions, bindings to addresses and run
 options. A graph is written down by its annotation, so that an annotation that is used for two shapes shows.
-A session without graphs is given arrays and answers arrays, which ONNX Runtime copies itself: its stream is worked off
-before it answers.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ def simulate(ort: Any, driver: Any, *, falls_back: bool = False) -> SimpleNamesp
             ((name, said),) = providers
             assert name == CUDA
             assert said["use_tf32"] == "0"
-            self.has_graphs = said["enable_cuda_graph"] == "1"
+            assert said["enable_cuda_graph"] == "1"
             self.device_id = said["device_id"]
             self.stream = int(said["user_compute_stream"])
             self.real = ort.InferenceSession(data, options, providers=[CPU])
@@ -69,19 +67,10 @@ def simulate(ort: Any, driver: Any, *, falls_back: bool = False) -> SimpleNamesp
         def run_with_iobinding(self, binding: Binding, options: Any) -> None:
             graph = options.get_run_config_entry("gpu_graph_id")
             assert options.get_run_config_entry("disable_synchronize_execution_providers") == "1"
-            assert self.has_graphs
             if graph != "-1":
                 assert self.graphs.setdefault(graph, binding.shapes) == binding.shapes
             self.runs.append(graph)
             driver.give(self.stream, lambda: self.real.run_with_iobinding(binding.real))
-
-        def run(self, outputs: None, tensors: Any) -> list[Any]:
-            assert not self.has_graphs
-            assert int(self.device_id) + 1 == driver.MACHINE.thread.current
-            found: list[Any] = []
-            driver.give(self.stream, lambda: found.extend(self.real.run(outputs, tensors)))
-            driver.drain(self.stream)
-            return found
 
     return SimpleNamespace(
         InferenceSession=Session,

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _HEAD = struct.Struct("<4s12xQ3B")
 _SCRATCH = 4096
 VERSIONS = {"rtx": "1.7.1.116", "enterprise": "11.4.0.7"}
-_KINDS = {"tensor(int32)": np.int32, "tensor(float)": np.float32, "tensor(float16)": np.float16}
 _FREE = {"batch": 32, "masks": 16}
 
 
@@ -123,9 +122,7 @@ def simulate(flavour: str, ort: Any, driver: Any) -> Any:
             return self.tensors[name][0]
 
         def get_tensor_dtype(self, name: str) -> str:
-            return {"tensor(int32)": "i32", "tensor(float)": "f32", "tensor(float16)": "f16"}[
-                self.tensors[name][1].type
-            ]
+            return {"tensor(int32)": "i32", "tensor(float)": "f32"}[self.tensors[name][1].type]
 
         def get_tensor_shape(self, name: str) -> tuple[int, ...]:
             return tuple(size if isinstance(size, int) else -1 for size in self.tensors[name][1].shape)
@@ -165,11 +162,7 @@ def simulate(flavour: str, ort: Any, driver: Any) -> Any:
 
         def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
             axes = self.engine.tensors[name][1].shape
-            # What one part of a model sends to the next has its axes' places for names.
-            most = [
-                axis if isinstance(axis, int) else _FREE.get(axis, 32 if axis.endswith(".0") else self.length)
-                for axis in axes
-            ]
+            most = [_FREE.get(axis, self.length) for axis in axes]
             fits = all(0 < size <= limit for size, limit in zip(shape, most, strict=True))
             fits &= "sequence" not in axes or shape[1] == self.length
             if not fits:
@@ -190,8 +183,7 @@ def simulate(flavour: str, ort: Any, driver: Any) -> Any:
         def _compute(self, shapes: dict[str, tuple[int, ...]]) -> None:
             binding = self.engine.session.io_binding()
             for name, shape in shapes.items():
-                kind = _KINDS[self.engine.tensors[name][1].type]
-                binding.bind_input(name, "cpu", 0, kind, shape, self.addresses[name])
+                binding.bind_input(name, "cpu", 0, np.int32, shape, self.addresses[name])
             outputs = [name for name, (mode, _) in self.engine.tensors.items() if mode == "out"]
             for name in outputs:
                 binding.bind_output(name, "cpu")
@@ -218,7 +210,6 @@ def simulate(flavour: str, ort: Any, driver: Any) -> Any:
         TensorIOMode=SimpleNamespace(INPUT="in", OUTPUT="out"),
         int32="i32",
         float32="f32",
-        float16="f16",
         ExecutionContextAllocationStrategy=SimpleNamespace(USER_MANAGED="user managed"),
         CudaGraphStrategy=SimpleNamespace(WHOLE_GRAPH_CAPTURE="whole graph"),
         DynamicShapesKernelSpecializationStrategy=SimpleNamespace(EAGER="eager"),
