@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
@@ -207,7 +207,7 @@ class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     graph: GraphProof | None = None
     end_to_end: EndToEnd | None = None
     split_by: str | None = None
-    parts: tuple[object, ...] = ()
+    parts: tuple[dict[str, Any], ...] = ()
     ranks: int = 1
     lookups: bool = False
 

@@ -221,7 +221,7 @@ OUTSIDERS = {
             " tests/export/exported_tasks_test.py tests/export/folder_settings_test.py"
             " tests/export/folders_test.py tests/export/half_test.py tests/export/hub_test.py"
             " tests/export/large_model_test.py tests/export/long_texts_test.py tests/export/megatron_test.py"
-            " tests/export/qdq_test.py tests/export/sentence_modules_test.py tests/export/split_test.py"
+            " tests/export/qdq_test.py tests/export/sentence_modules_test.py"
             " tests/export/tasks_test.py tests/export/verify_command_test.py"
             " tests/fault/hostile_checkpoint_test.py"
         ),
