@@ -36,7 +36,6 @@ from serving.models.bundle import Bundle
 from serving.models.manifest import TOKENIZER
 from serving.net.buffers import BufferBudget, give_back_free_memory
 from serving.net.connection_limiter import ConnectionLimiter
-from serving.net.orca import LoadReport, LoadReports
 from serving.records import ModelIndex
 from serving.settings import Settings
 from serving.telemetry import catalogue
@@ -114,7 +113,6 @@ class Front:
         self._link = link
         link.caches = settings.response_cache_mb > 0
         self._passing = passing
-        self._load = setup.load
         self._log = log_writer
         self._metrics = Metrics()
         self._lifecycle = Lifecycle()
@@ -147,7 +145,6 @@ class Front:
             log_writer=self._log,
             limiter=self._limiter,
             budget=self._budget,
-            load_reports=LoadReports(lambda: self._load, settings.load_reports),
             status=dict,
             core=link,
         )
@@ -160,7 +157,6 @@ class Front:
         handlers = {
             Kind.STATE: self._state_changed,
             Kind.MODELS: self._models_changed,
-            Kind.LOAD: self._load_changed,
             Kind.CROWDED: self._crowded_changed,
             Kind.COUNT: lambda payload: self._tell_counts(msgspec.json.decode(payload, type=int)),
             Kind.FIND_IDLE: lambda _: self._tell_idle(),
@@ -230,9 +226,6 @@ class Front:
 
     def _crowded_changed(self, payload: bytes) -> None:
         self._link.crowded = msgspec.json.decode(payload, type=bool)
-
-    def _load_changed(self, payload: bytes) -> None:
-        self._load = msgspec.json.decode(payload, type=LoadReport)
 
     def _models_changed(self, payload: bytes) -> None:
         self._pipeline.followed.clear()

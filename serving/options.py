@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 
 LEFT: dict[str, str] = {
+    "agent-port": "balance by `leastconn`, as deploy/haproxy/haproxy.cfg does",
+    "load-reports": "balance by `leastconn` or least requests, which need nothing of the server",
     "size": "use `load --find-capacity` on the machine at hand, or `simulate --find-capacity --rate R`",
     "split": "models are not cut into parts; use a device with more memory",
     "split-by": "models are not cut into parts; use a device with more memory",

@@ -32,10 +32,9 @@ from serving.lifecycle import TRACES_GRACE_S, Lifecycle, State
 from serving.logs import members, tell
 from serving.net.buffers import BufferBudget, give_back_free_memory
 from serving.net.connection_limiter import ConnectionLimiter
-from serving.net.orca import LoadReports
 from serving.oip.service import SERVER_VERSION
 from serving.operations.announcement import Addresses, Announcement
-from serving.operations.ports import AgentPort, ProbeListener, load_report
+from serving.operations.ports import ProbeListener
 from serving.operations.status import Status
 from serving.rollout.engine_build import EngineBuilder
 from serving.rollout.engine_load import LoadBuilder
@@ -84,7 +83,6 @@ class Server:
     wires: Wires
     fronts: FrontPool | None
     probes: ProbeListener
-    agent: AgentPort | None
     limiter: ConnectionLimiter
     budget: BufferBudget
     recent: Recent
@@ -164,7 +162,6 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     slots = SharedSlots.create(1 + processes) if processes > 1 else None
     budget = BufferBudget.of(settings, None if slots is None else slots.values)
     jobs = BatchesApiService.open(settings)
-    load = partial(load_report, dispatcher, recent)
     fronts = None
     if slots is not None:
         fronts = FrontPool(
@@ -177,7 +174,6 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
             metrics=metrics,
             limiter=limiter,
             slots=slots,
-            load=load,
             host=address,
         )
         pipeline.elsewhere = fronts.uses
@@ -196,7 +192,6 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         log_writer=log_writer,
         limiter=limiter,
         budget=budget,
-        load_reports=LoadReports(load, settings.load_reports),
         status=status.report,
         gather=fronts.gather if fronts else None,
         jobs=jobs,
@@ -207,7 +202,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         fronts.share_debts(grpc.debts)
         fronts.call = Calls(wires.app, grpc.methods, fronts).answer
     probes = ProbeListener(
-        App(replace(context, load_reports=None, keys=None, observer=None), [operations.router], documented=False),
+        App(replace(context, keys=None, observer=None), [operations.router], documented=False),
         grpc.health.methods(),
         ports.metrics,
         settings,
@@ -239,7 +234,6 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         wires=wires,
         fronts=fronts,
         probes=probes,
-        agent=None if ports.agent is None else AgentPort(ports.agent, lifecycle, dispatcher),
         limiter=limiter,
         budget=budget,
         recent=recent,
@@ -266,7 +260,6 @@ def _show(metrics: Metrics, server: Server, log_writer: LogWriter) -> None:
         metrics.read(metric, lambda: own() + of_fronts(metric))
 
     metrics.follow(server.dispatcher)
-    metrics.read(catalogue.UTILIZATION, lambda: load_report(server.dispatcher, server.recent).application_utilization)
     metrics.follow_engine(lambda: slot.engine, repository)
     metrics.read(catalogue.SWAPS, lambda: server.versions.outcomes)
     statistics = partial(wires.context.v2.statistics, None)
@@ -349,8 +342,6 @@ async def serve(server: Server, signals: asyncio.Queue[signal.Signals]) -> int:
 
     await server.probes.start()
     opening = start(_open(server))
-    if server.agent:
-        await server.agent.start()
     server.recent.start()
     lifecycle.to(State.WARMING)
     server.slot.start()
@@ -397,8 +388,6 @@ async def _close(server: Server, background: Sequence[asyncio.Task[None]], jobs:
     if server.wires.span_sender:
         await asyncio.to_thread(server.wires.span_sender.close, TRACES_GRACE_S)
     server.probes.close()
-    if server.agent:
-        server.agent.close()
     server.recent.close()
 
 

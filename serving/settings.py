@@ -146,12 +146,6 @@ class Ports(_Group):
     """Port for gRPC. 0: any free port."""
     metrics_port: int = Field(8002, ge=0, le=65_535)
     """Port for probes and metrics. 0: any free port."""
-    agent_port: int | None = Field(None, ge=1, le=65_535)
-    """Port for HAProxy agent checks, which set this replica's weight from its predicted wait. Unset: no agent
-    checks."""
-    load_reports: Literal["asked", "always"] = "asked"
-    """Replies that carry an ORCA load report for load balancers. `asked`: replies to requests with the header
-    `endpoint-load-metrics-format`. `always`: every reply."""
 
 
 class _Engine(_Group):

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from serving.logs import LogWriter
     from serving.net.buffers import BufferBudget
     from serving.net.connection_limiter import ConnectionLimiter
-    from serving.net.orca import LoadReports
     from serving.oip.service import ModelVersions
     from serving.settings import Settings
     from serving.telemetry.metrics import Metrics
@@ -73,7 +72,6 @@ class Wires:
         log_writer: LogWriter,
         limiter: ConnectionLimiter | None,
         budget: BufferBudget,
-        load_reports: LoadReports,
         status: Callable[..., dict[str, Any]],
         gather: Callable[[], Awaitable[None]] | None = None,
         jobs: BatchesApiService | None = None,
@@ -113,7 +111,6 @@ class Wires:
             render_metrics=metrics.render,
             metrics_type=CONTENT_TYPE,
             record_error=record_error,
-            load_reports=load_reports,
             keys=keys,
             observer=observer,
             jobs=jobs,
@@ -137,7 +134,6 @@ class Wires:
             limiter=limiter,
             observer=observer,
             budget=budget,
-            load_reports=load_reports,
             core=core,
         )
         return cls(http_listener, grpc_listener, app, files, spans, span_sender)

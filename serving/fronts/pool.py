@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from serving.inference.served_models import Repository
     from serving.lifecycle import Lifecycle
     from serving.net.connection_limiter import ConnectionLimiter, PeerDebts
-    from serving.net.orca import LoadReport
     from serving.records import ModelIndex, TensorSpec
     from serving.settings import Settings
     from serving.telemetry.metrics import Metrics
@@ -58,7 +57,6 @@ _COUNT_S = 0.5
 _FOLLOW_S = 10.0
 """Seconds for which a change of the models waits for fronts that open tokenizers."""
 
-_LOAD_S = 0.1
 _WATCH_S = 0.25
 _SILENT_S, _HANG_S = 2.0, 15.0
 """A front that has been silent for so long gets no connections if another can take them, or is killed."""
@@ -234,7 +232,6 @@ class FrontPool:
         metrics: Metrics,
         limiter: ConnectionLimiter,
         slots: SharedSlots,
-        load: Callable[[], LoadReport],
         host: str,
     ) -> None:
         self._settings = settings
@@ -246,7 +243,6 @@ class FrontPool:
         self._metrics = metrics
         self._limiter = limiter
         self.slots = slots
-        self._load = load
         self._host = host
         self._fronts: list[FrontProcess] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -267,7 +263,7 @@ class FrontPool:
 
     async def start(self) -> None:
         self._tasks = [start(self._keep(slot)) for slot in range(1, self._processes + 1)]
-        self._tasks += [start(self._tell_load()), start(self._watch())]
+        self._tasks += [start(self._watch())]
 
     async def come_up(self) -> None:
         """Waits until all fronts take connections, or one has failed."""
@@ -329,7 +325,7 @@ class FrontPool:
     def _setup(self, slot: int) -> Setup:
         settings = self._settings.model_dump_json(exclude_none=True)
         form, level = self._settings.log_format, self._settings.log_level
-        return Setup(settings, form, level, self._host, slot, self._models(), self._state(), self._load())
+        return Setup(settings, form, level, self._host, slot, self._models(), self._state())
 
     # Connections.
 
@@ -429,11 +425,6 @@ class FrontPool:
     def _tell_all(self, kind: Kind, value: Any = None) -> None:  # noqa: ANN401  what msgspec writes
         for front in self._fronts:
             front.link.tell(kind, value)
-
-    async def _tell_load(self) -> None:
-        while True:
-            await asyncio.sleep(_LOAD_S)
-            self._tell_all(Kind.LOAD, self._load())
 
     # Counts.
 

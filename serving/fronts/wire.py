@@ -31,7 +31,6 @@ from serving.engine.specs import EngineChoice  # noqa: TC001  msgspec reads the 
 from serving.errors import BertserveError, InternalError
 from serving.lifecycle import State  # noqa: TC001
 from serving.models.manifest import Artifact, Manifest  # noqa: TC001
-from serving.net.orca import LoadReport  # noqa: TC001
 from serving.records import EncodedText
 from serving.telemetry.metrics import CountsSince  # noqa: TC001
 
@@ -74,7 +73,6 @@ class Kind(IntEnum):
     PULL = 37
     MODELS = 38
     STATE = 39
-    LOAD = 40
     COUNT = 41
     FIND_IDLE = 42
     CLOSE_IDLE = 43
@@ -175,7 +173,6 @@ class Setup(msgspec.Struct, frozen=True):
     slot: int
     models: Models
     state: StateNow
-    load: LoadReport
 
 
 class Passed(msgspec.Struct, frozen=True, array_like=True):

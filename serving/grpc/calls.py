@@ -24,7 +24,6 @@ from serving.grpc.h2 import ErrorCode, encode_fields
 from serving.grpc.status import OK_TRAILERS, REPLY_HEADERS, error_trailers, reply_headers
 from serving.inference.requests import RequestTrace
 from serving.net.lingering_close import SendProgress
-from serving.net.orca import LOAD_FORMAT
 from serving.net.requests import request_id
 
 if TYPE_CHECKING:
@@ -188,14 +187,14 @@ class Call(msgspec.Struct, eq=False):
 
     def finish(self, message: bytes | None = None) -> None:
         """Ends the call with status OK, after its message if there is one left to send."""
-        trailing = self._trailing + self._load_report()
+        trailing = self._trailing
         self.reply(message, OK_TRAILERS + encode_fields(trailing) if trailing else OK_TRAILERS)
         self.tell(self.trace, self._bytes_out)
 
     def refuse(self, error: BertserveError, request_id: str = "", trace: RequestTrace | None = None) -> None:
         """Ends the call with an error. A request that is not a gRPC call also gets an HTTP status."""
         request_id = request_id or self.request_id()
-        trailers = error_trailers(error, request_id) + encode_fields(self._load_report())
+        trailers = error_trailers(error, request_id)
         if not self._headed:
             no_call = error is self.head.error and isinstance(error, UnsupportedMediaType | MethodNotAllowed)
             trailers = (reply_headers(error.http_status) if no_call else REPLY_HEADERS) + trailers
@@ -239,12 +238,6 @@ class Call(msgspec.Struct, eq=False):
             trace.failed(error.reason, error.http_status, error.grpc_code)
         trace.bytes_out = size
         observer.end(trace)
-
-    def _load_report(self) -> Metadata:
-        reports = self.connection.port.load_reports
-        if reports is None or self.head.metadata.get(LOAD_FORMAT, reports.usual_form) is None:
-            return ()
-        return (reports.report().trailer(),)
 
     def grow(self, size: int) -> bool:
         """Counts more bytes of a message in progress. Returns whether there is room for them."""

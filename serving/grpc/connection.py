@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from serving.grpc.h2 import Event, Headers, Stream
     from serving.net.buffers import BufferBudget
     from serving.net.observer import RequestObserver
-    from serving.net.orca import LoadReports
     from serving.net.requests import RecordError
     from serving.security.keys import ApiKeys
     from serving.settings import Settings
@@ -47,7 +46,6 @@ class GrpcPort(Port["GrpcConnection"]):
         debts: The credit that peers used up on earlier connections.
         keys: The API keys, one of which all methods need that are not open; None if there are none.
         observer: Notified of requests that have ended; None if there is no observer.
-        load_reports: Load reports for load balancers, sent with replies; None if disabled.
         large_body_lock: Held by the call whose message is being decompressed.
     """
 
@@ -59,11 +57,10 @@ class GrpcPort(Port["GrpcConnection"]):
         budget: BufferBudget,
         keys: ApiKeys | None = None,
         observer: RequestObserver | None = None,
-        load_reports: LoadReports | None = None,
     ) -> None:
         super().__init__(settings, budget)
         self.methods = methods
-        self.record_error, self.keys, self.observer, self.load_reports = record_error, keys, observer, load_reports
+        self.record_error, self.keys, self.observer = record_error, keys, observer
         self.large_body_lock = asyncio.Lock()
         self.limits = limits = Limits(
             header_bytes=settings.header_limit_bytes,

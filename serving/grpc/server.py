@@ -13,7 +13,7 @@ from serving.grpc.connection import GrpcConnection
 from serving.grpc.dispatch import CallDispatch
 from serving.grpc.services.inference import SERVICE, InferenceService
 from serving.grpc.services.standard import SERVICE as HEALTH
-from serving.grpc.services.standard import HealthService, OrcaService, ReflectionService
+from serving.grpc.services.standard import HealthService, ReflectionService
 from serving.grpc.services.tei import SERVICES as TEI
 from serving.grpc.services.tei import TeiServices
 from serving.lifecycle import State
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from serving.net.buffers import BufferBudget
     from serving.net.connection_limiter import ConnectionLimiter, PeerDebts
     from serving.net.observer import RequestObserver
-    from serving.net.orca import LoadReports
     from serving.net.requests import RecordError
     from serving.oip.service import V2Service
     from serving.security.keys import ApiKeys
@@ -58,7 +57,6 @@ class GrpcListener(Listener):
         record_error: RecordError,
         *,
         budget: BufferBudget,
-        load_reports: LoadReports,
         keys: ApiKeys | None = None,
         tls: Tls | None = None,
         limiter: ConnectionLimiter | None = None,
@@ -72,7 +70,6 @@ class GrpcListener(Listener):
         """
         self.health = HealthService([SERVICE, *TEI])
         methods = InferenceService(v2_service).methods() | TeiServices(tei_service).methods()
-        self._orca = OrcaService(load_reports)
         reflection = ReflectionService([SERVICE, *TEI, HEALTH])
         if core is not None:
             methods |= {
@@ -80,8 +77,8 @@ class GrpcListener(Listener):
                 for path, method in methods.items()
                 if isinstance(method, Method) and method.of_core
             }
-        methods |= {**self.health.methods(), **reflection.methods(), **self._orca.methods()}
-        self._calls = CallDispatch(methods, settings, record_error, budget, keys, observer, load_reports)
+        methods |= {**self.health.methods(), **reflection.methods()}
+        self._calls = CallDispatch(methods, settings, record_error, budget, keys, observer)
         super().__init__(
             *(opened, lambda: GrpcConnection(self._calls), tls, "h2"),
             ports=[self._calls],
@@ -99,7 +96,6 @@ class GrpcListener(Listener):
             grace_s: How long open calls may take after that.
         """
         self.health.close()
-        self._orca.close()
         self._calls.ending = True  # for connections whose handshake is not complete
         self.close()
         limit = asyncio.get_running_loop().time() + drain_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -12,7 +12,6 @@ from serving.errors import BertserveError, ClientGone, InternalError, NotReady
 from serving.http.exchange import HttpReply, HttpRequest, error_reply
 from serving.inference.requests import RequestTrace
 from serving.logs import fields
-from serving.net.orca import LOAD_FORMAT
 from serving.unawaited import is_cancelled
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from serving.inference.served_models import Repository
     from serving.lifecycle import Lifecycle
     from serving.net.observer import RequestObserver
-    from serving.net.orca import LoadReports
     from serving.net.requests import RecordError
     from serving.oip.service import V2Service
     from serving.security.keys import ApiKeys
@@ -54,7 +52,6 @@ class AppContext:
         status: Returns the body of `/status`; without cost tables if `costs` is false.
         render_metrics: Returns the body of `/metrics`.
         record_error: Called with each error that a client receives.
-        load_reports: Load reports for load balancers; None if they are off.
         keys: API keys; None if no key is needed.
         observer: Receives the traces of finished requests; None if nothing observes them.
         jobs: Files and batches; None if they are off.
@@ -77,7 +74,6 @@ class AppContext:
     render_metrics: Callable[[], bytes]
     metrics_type: str
     record_error: RecordError
-    load_reports: LoadReports | None = None
     keys: ApiKeys | None = None
     observer: RequestObserver | None = None
     jobs: BatchesApiService | None = None
@@ -111,13 +107,6 @@ class AppContext:
         except Exception:  # the HTTP boundary
             log.exception("a request failed", extra=fields(request_id=request.request_id))
             return refuse(InternalError(), request)
-
-    def load_report(self, headers: Mapping[bytes, bytes]) -> bytes:
-        """The load report's header line for a request with these headers; empty without a report."""
-        reports = self.load_reports
-        if reports is None or (form := headers.get(LOAD_FORMAT, reports.usual_form)) is None:
-            return b""
-        return reports.report().header(form)
 
     def sent(self, request: HttpRequest, reply: HttpReply, size: int) -> None:
         """Records the outcome of a request: the reply that was sent, and the size of its body in bytes."""

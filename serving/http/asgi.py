@@ -117,7 +117,7 @@ class _Reply(Response):
         has_body = sends_body(request, reply)
         # A 304 may state the length of the omitted body, but other servers would wait for that body.
         lines = head_lines(
-            context, scope["app"].origins, request, reply, None if reply.status == NOT_MODIFIED else length
+            scope["app"].origins, request, reply, None if reply.status == NOT_MODIFIED else length
         ).splitlines()
         headers = [(name, value) for name, _, value in (line.partition(b": ") for line in lines)]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})

@@ -374,9 +374,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         parts = (
             _STATUS_LINES[reply.status],
             port.date,
-            head_lines(
-                port.app.context, port.app.origins, request, reply, len(reply.body) if length is None else length
-            ),
+            head_lines(port.app.origins, request, reply, len(reply.body) if length is None else length),
             (_KEPT if request.http_1_0 else b"\r\n") if keep_alive else b"connection: close\r\n\r\n",
             body,
         )

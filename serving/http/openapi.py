@@ -90,16 +90,12 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
         "description": "`return=minimal` omits the cost tables.",
         "schema": {"type": "string", "examples": ["return=minimal"]},
     },
-    "endpoint-load-metrics-format": {
-        "description": "Format of the ORCA load report in `endpoint-load-metrics`: `TEXT`, `JSON` or `BIN`.",
-        "schema": {"type": "string", "examples": ["TEXT"]},
-    },
     "If-None-Match": {
         "description": "`ETag` of the cached page. The reply is 304 if it is unchanged.",
         "schema": {"type": "string"},
     },
 }
-_INFERRING = ("X-Request-Timeout-Ms", "X-Request-Priority", "traceparent", "endpoint-load-metrics-format")
+_INFERRING = ("X-Request-Timeout-Ms", "X-Request-Priority", "traceparent")
 
 
 def _header(description: str, kind: str = "string") -> dict[str, Any]:
@@ -120,7 +116,6 @@ _OUTCOME_HEADERS = {
     ),
     "X-Compute-Tokens": _header("Tokens computed, including special tokens.", "integer"),
     "X-Truncated-Tokens": _header("Tokens removed by truncation.", "integer"),
-    "endpoint-load-metrics": _header("ORCA load report of the replica, if the request or the settings ask for it."),
     "X-Cache": _header("`hit` if the answer came from the cache. Absent otherwise."),
 }
 _TEI_HEADERS = {

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from serving.http.exchange import NOT_MODIFIED, ignored_head
 
 if TYPE_CHECKING:
-    from serving.http.app_context import AppContext
     from serving.http.exchange import HttpReply, HttpRequest
     from serving.security.origins import Origins
 
@@ -18,8 +17,7 @@ _EXPOSED = (
     b"server-timing, retry-after, retry-after-ms, x-request-id, x-compute-tokens, x-truncated-tokens, "
     b"x-compute-type, x-compute-time, x-compute-characters, x-total-time, x-tokenization-time, x-queue-time, "
     b"x-inference-time, inference-header-content-length, www-authenticate, x-ignored-fields, x-cache, "
-    b"endpoint-load-metrics, etag, allow, accept-encoding, content-encoding, content-disposition, preference-applied, "
-    b"x-computed"
+    b"etag, allow, accept-encoding, content-encoding, content-disposition, preference-applied, x-computed"
 )
 """Headers that CORS does not expose to scripts by default."""
 
@@ -29,9 +27,7 @@ def sends_body(request: HttpRequest, reply: HttpReply) -> bool:
     return request.method != "HEAD" and reply.status not in _BODILESS
 
 
-def head_lines(
-    context: AppContext, origins: Origins | None, request: HttpRequest, reply: HttpReply, length: int | None
-) -> bytes:
+def head_lines(origins: Origins | None, request: HttpRequest, reply: HttpReply, length: int | None) -> bytes:
     """The header lines, except those of the connection; without Content-Length if `length` is None."""
     identity = request.request_id.encode()
     if length is None or reply.status == NO_CONTENT:
@@ -41,8 +37,6 @@ def head_lines(
         lines = b"content-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b" % (kind, length, identity, head)
     if request.ignored is not None and reply.error is None:
         lines += ignored_head(request.ignored)
-    if context.load_reports is not None:
-        lines += context.load_report(request.headers)
     if origins:
         lines += _cors_lines(origins, request.headers.get(b"origin"))
     return lines

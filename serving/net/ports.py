@@ -36,7 +36,7 @@ _MAX_DESCRIPTORS = 65_536
 start."""
 
 
-PURPOSES = {"http_port": "HTTP", "grpc_port": "gRPC", "metrics_port": "metrics", "agent_port": "agent checks"}
+PURPOSES = {"http_port": "HTTP", "grpc_port": "gRPC", "metrics_port": "metrics"}
 """Settings that name a port, and the port's purpose in messages."""
 
 
@@ -45,7 +45,6 @@ class Ports:
     http: socket.socket
     grpc: socket.socket
     metrics: socket.socket
-    agent: socket.socket | None
 
     @classmethod
     def open(cls, settings: Settings) -> Ports:
@@ -54,13 +53,11 @@ class Ports:
         Raises:
             StartupError: A port is not available; the message names it.
         """
-        http, grpc, metrics = [open_port(settings, name) for name in ("http_port", "grpc_port", "metrics_port")]
-        return cls(http, grpc, metrics, None if settings.agent_port is None else open_port(settings, "agent_port"))
+        return cls(*[open_port(settings, name) for name in PURPOSES])
 
     def close(self) -> None:
-        for port in (self.http, self.grpc, self.metrics, self.agent):
-            if port is not None:
-                port.close()
+        for port in (self.http, self.grpc, self.metrics):
+            port.close()
 
 
 def open_port(settings: Settings, name: str) -> socket.socket:

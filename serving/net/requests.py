@@ -30,8 +30,7 @@ COMPRESSIONS: Mapping[bytes, int] = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": z
 _SINGLE = frozenset(
     {
         *(b"access-control-request-method", b"authorization", b"content-length", b"content-type", b"origin"),
-        *(b"endpoint-load-metrics-format", b"inference-header-content-length", b"sec-fetch-site"),
-        *(b"x-request-priority", b"x-request-timeout-ms"),
+        *(b"inference-header-content-length", b"sec-fetch-site", b"x-request-priority", b"x-request-timeout-ms"),
     }
 )
 """Single-valued fields that the server reads. A second line with the same value is ignored. Another value is rejected,

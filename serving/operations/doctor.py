@@ -229,15 +229,12 @@ def _ports(topic: str, settings: Settings) -> Iterator[Finding]:
     neighbour = ""
     with contextlib.ExitStack() as all_at_once:  # two settings may name one port
         for name, purpose in PURPOSES.items():
-            if (port := getattr(settings, name)) is None:
-                continue
+            port = getattr(settings, name)
             try:
                 all_at_once.enter_context(open_port(settings, name))
             except StartupError as error:
                 neighbour = neighbour or _neighbour(settings)
-                advice = f"use another port with {flag_of(name)}" + (
-                    ", or 0 for a free one" if name != "agent_port" else ""
-                )
+                advice = f"use another port with {flag_of(name)}, or 0 for a free one"
                 yield Finding(topic, f"port {port}", f"{error}{neighbour}", "bad", advice)
             else:
                 yield Finding(topic, f"port {port}", f"free for {purpose} on {settings.host}")

@@ -289,12 +289,8 @@ class ModelCosts:
         table = self.narrow if lane and self.narrow else self.wide
         return table.batch_us(tokens, batch) * correction.at(tokens) + correction.overhead_us
 
-    def alone_us(self, tokens: int) -> float:
-        """Predicted microseconds of one text on an idle device."""
-        return self.batch_us(0, tokens, 1)
-
     def least_us(self, tokens: int) -> float:
-        """The same without the present slowdown: the minimum."""
+        """Predicted microseconds of one text on an idle device, without the present slowdown: the minimum."""
         return self.wide.batch_us(tokens, 1) * min(1.0, self.corrections[0].at(tokens))
 
     def share_us(self, tokens: int) -> float:
@@ -309,7 +305,7 @@ class ModelCosts:
         return share * min(1.0, self.corrections[not wide].at(tokens))
 
     def one_us(self, tokens: int) -> tuple[float, float, float, float]:
-        """`least_us`, `alone_us`, the time of a text's batch while others wait, and `share_us`; faster than each."""
+        """`least_us`, the time of a text alone, of its batch while others wait, and `share_us`; faster than each."""
         wide_us, correction = self.wide.batch_us(tokens, 1), self.corrections[0]
         factor = correction.at(tokens)
         alone_us = wide_us * factor + correction.overhead_us

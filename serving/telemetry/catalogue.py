@@ -102,11 +102,6 @@ PREDICTED_WAIT = Metric(
     "Predicted time to finish all work in the server, which is the wait of a new request. Use it for autoscaling."
     " Excludes engine restarts, because more replicas do not shorten them.",
 )
-UTILIZATION = Metric(
-    "bertserve_utilization_ratio",
-    "gauge",
-    "Predicted wait / (predicted wait + cost of a 64-token text). 0 when idle, at most 1.",
-)
 REQUESTS_NOW = Metric("bertserve_requests_in_flight", "gauge", "Requests queued or being computed.")
 ADMITTED_TOKENS = Metric(
     "bertserve_admitted_tokens",
@@ -279,7 +274,7 @@ SERVER: Sequence[Metric] = (
     *(TEXT_TOKENS, CACHE_TEXTS, CACHE_BYTES),
     *(JOBS, JOB_LINES, JOB_FILES, JOB_BYTES),
     *(QUEUE_TEXTS, QUEUE_TOKENS, QUEUE_WORK, PREDICTED_WAIT),
-    *(UTILIZATION, REQUESTS_NOW, ADMITTED_TOKENS, ADMITTED_LIMIT),
+    *(REQUESTS_NOW, ADMITTED_TOKENS, ADMITTED_LIMIT),
     *(BULK_REQUEST_SECONDS, BULK_QUEUE_TEXTS, BULK_QUEUE_TOKENS, BULK_QUEUE_WORK, BULK_ADMITTED_TOKENS),
     *(BULK_ADMITTED_LIMIT, BULK_REFUSALS, BULK_DEADLINE_MISSES, DEVICE_SECONDS),
     *(REFUSALS, DEADLINE_MISSES, BATCH_SIZE, PADDING, COST_RATIO, PREDICTED_SECONDS, ACTUAL_SECONDS),

@@ -54,11 +54,6 @@ class Recent:
         requests_per_s = round((counts.requests - last.counts.requests) / seconds, 2)
         self._steps.append(_Step(now, counts, requests_per_s, p99_ms))
 
-    @property
-    def requests_per_s(self) -> float:
-        """Rate of the last whole step."""
-        return self._steps[-1].requests_per_s
-
     def report(self) -> dict[str, Any]:
         """The last minute, or the time since the start; times in milliseconds, null if nothing was answered."""
         first, now, counts = self._steps[0], self._clock(), self._metrics.counts()

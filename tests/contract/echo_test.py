@@ -37,7 +37,7 @@ VALUES: tuple[Any, ...] = (NAME, ODD, HALF, NUMBER, -NUMBER, [NAME, ODD], {NAME:
 
 HEADERS = (
     *("Content-Type", "Content-Encoding", "Accept", "Accept-Encoding", "Host", "Origin", "Prefer", "Authorization"),
-    *("traceparent", "tracestate", "Inference-Header-Content-Length", "endpoint-load-metrics-format", "Cookie"),
+    *("traceparent", "tracestate", "Inference-Header-Content-Length", "Cookie"),
     *("X-Request-Id", "X-Request-Timeout-Ms", "X-Request-Priority", "Expect", "Connection", "Upgrade", "Via", NAME),
 )
 CALL = (

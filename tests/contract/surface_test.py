@@ -27,7 +27,7 @@ from tritonclient.grpc.service_pb2 import ModelInferRequest
 
 import bertserve
 from serving.errors import BertserveError
-from serving.grpc.services.standard import OrcaService, ReflectionService
+from serving.grpc.services.standard import ReflectionService
 from serving.http.app import PROTOCOLS
 from serving.http.faults import error_body, status_of
 from serving.http.openapi import docs_router
@@ -114,7 +114,7 @@ class Product:
 
     def grpc(self) -> Iterator[str]:
         """Methods, messages, and the names of metadata with a good and a bad answer."""
-        yield from sorted(OrcaService(None).methods() | ReflectionService([]).methods())  # not all of them told below
+        yield from sorted(ReflectionService([]).methods())  # not all of them told below
         metadata = [(name.lower(), value) for name, value in bearer(FIRST).items()]
         with grpc.insecure_channel(self._server.grpc) as channel:
             ask = ServerReflectionStub(channel).ServerReflectionInfo

@@ -52,7 +52,7 @@ OPEN_CALLS = {
     *("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"),
     *("/inference.GRPCInferenceService/ServerLive", "/inference.GRPCInferenceService/ServerReady"),
 }
-ENDLESS_CALLS = {"/grpc.health.v1.Health/Watch", "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics"}
+ENDLESS_CALLS = {"/grpc.health.v1.Health/Watch"}
 METADATA = "/inference.GRPCInferenceService/ServerMetadata"
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 SMALL = b'{"inputs": "small"}'

@@ -18,7 +18,6 @@ from serving.grpc.dispatch import CallDispatch
 from serving.grpc.status import STATUS
 from serving.net.buffers import BufferBudget
 from serving.net.observer import RequestObserver
-from serving.net.orca import LoadReport, LoadReports
 from serving.settings import Settings
 from tests.support.grpc_peer import Wire, said
 from tests.support.http2 import Reply, hear, request_fields
@@ -97,7 +96,6 @@ class Client:
         self._dispatch = CallDispatch(
             *(METHODS, SETTINGS, self._record, budget),
             observer=RequestObserver(lambda _: None, [self.traces.append]),
-            load_reports=LoadReports(lambda: LoadReport(0.5, 1.0, {}), "asked"),
         )
         self._connection = GrpcConnection(self._dispatch)
         self._wire = Wire()
@@ -111,7 +109,7 @@ class Client:
     async def call(self, case: Case) -> Reply:
         """One call, whose reply must be well-formed to the library."""
         stream = self._h2.get_next_available_stream_id()
-        mine = [("x-request-id", f"r{stream}"), ("endpoint-load-metrics-format", "BIN")]
+        mine = [("x-request-id", f"r{stream}")]
         self._h2.send_headers(stream, [*request_fields(case.path), *mine, *case.fields])
         data = said(case.wanted.encode()) if case.data is None else case.data
         self._h2.send_data(stream, data, end_stream=True)
@@ -142,7 +140,6 @@ def test_replies_are_what_is_recorded_of_them(cases: list[Case]) -> None:
             reply = await client.call(case)
             fields, data = reply.fields, reply.data
             assert NAMES[int(fields["grpc-status"])] == case.status
-            assert fields["endpoint-load-metrics-bin"]
             (trace,) = client.traces
             assert trace.status == case.status
             if case.status == "OK":

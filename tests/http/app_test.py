@@ -31,7 +31,6 @@ from serving.inference.requests import Outcome, Timings, Totals
 from serving.inference.served_models import Repository
 from serving.models.statistics import Duration
 from serving.net.observer import RequestObserver
-from serving.net.orca import LoadReport, LoadReports
 from serving.oip.service import V2Service
 from serving.security.keys import ApiKeys
 from serving.settings import Settings
@@ -176,7 +175,6 @@ class Everywhere:
                 record_error=lambda error, *_: self.errors.append(error.reason),
                 keys=keys,
                 observer=self._observer,
-                load_reports=LoadReports(lambda: LoadReport(0.5, 1.0, {}), "asked"),
                 jobs=BatchesApiService.open(settings),
             )
         )
@@ -370,7 +368,6 @@ def test_no_request_changes_what_is_kept_for_others(plain: Everywhere) -> None:
     fields = {
         **JSON,
         "Origin": OURS,
-        "endpoint-load-metrics-format": "TEXT",
         "If-None-Match": "a",
         "Prefer": "return=minimal",
         "Accept-Encoding": "gzip",

@@ -17,7 +17,6 @@ from serving.http.exchange import HttpReply
 from serving.http.routes import Docs, Router
 from serving.net.buffers import FREE_BYTES, BufferBudget
 from serving.net.observer import RequestObserver
-from serving.net.orca import LoadReport, LoadReports
 from serving.settings import Settings
 from tests.support.clients import RawConnection
 from tests.support.http_app import listening_beside, ready_api
@@ -92,7 +91,6 @@ class Running:
             observer=RequestObserver(lambda *_: None, [self.traces.append]),
             repository=SimpleNamespace(models=[]),
             v2=SimpleNamespace(names=[]),
-            load_reports=LoadReports(lambda: LoadReport(0.5, 1.0, {}), "asked"),
         )
         self._port = listening_beside(App(context, [router], documented=False), self.budget)
 
@@ -177,8 +175,7 @@ def test_replies_are_what_is_recorded_of_them(running: Running, file: Path, case
     running.traces.clear()
     running.errors.clear()
     try:
-        asked = ("Origin: " + PAGE, "endpoint-load-metrics-format: JSON")
-        sent = b"".join(case.request(number, *asked) for number, case in enumerate(cases))
+        sent = b"".join(case.request(number, "Origin: " + PAGE) for number, case in enumerate(cases))
         replies = running.exchange(sent, [case.method for case in cases])
         wait_for(lambda: len(running.traces) == len(cases), "the traces")
     finally:
@@ -191,7 +188,6 @@ def test_replies_are_what_is_recorded_of_them(running: Running, file: Path, case
         assert head.status_code == status
         assert fields[b"x-request-id"] == b"r%d" % number
         assert fields[b"access-control-allow-origin"] == PAGE.encode()
-        assert fields[b"endpoint-load-metrics"].startswith(b"JSON ")
         assert len(fields) == len(head.headers)
         assert length in {-1, len(body)}
         if head.status_code != 204:

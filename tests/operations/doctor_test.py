@@ -153,10 +153,10 @@ def test_a_folder_of_batches_is_looked_at_and_left_alone(tmp_path: Path) -> None
 def test_two_settings_with_one_port() -> None:
     """Each is free alone; the start could not have both."""
     port = free_port()
-    settings = Settings(http_port=port, grpc_port=0, metrics_port=0, agent_port=port)
+    settings = Settings(http_port=port, grpc_port=port, metrics_port=0)
     found = [finding for finding in serving_with(settings) if finding.name == f"port {port}"]
     assert [finding.state for finding in found] == ["ok", "bad"]
-    assert "for agent checks" in found[1].value
+    assert "for gRPC" in found[1].value
 
 
 FREE = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
@@ -217,7 +217,7 @@ def test_what_stops_serve_is_found(models: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         wrong = {
-            f"port {port}": ("--agent-port", port),
+            f"port {port}": ("--grpc-port", port),
             "batches": ("--batch-dir", str(file)),
             "token IDs": ("--accept-token-ids", f"cl100k_base={tmp_path / 'none'}"),
             "models": ("--models", str(tmp_path)),

@@ -138,7 +138,7 @@ def test_five_texts_are_no_batch_where_eight_cost_as_much() -> None:
     ("costs", "asked", "expected"),
     [
         # A text alone takes what the wide lane takes, and on a busy device what a narrow one does.
-        (model_costs(per_token(10), per_token(18)), ("alone_us", 64), 640),
+        (model_costs(per_token(10), per_token(18)), ("batch_us", 0, 64, 1), 640),
         (model_costs(per_token(10), per_token(18)), ("least_us", 64), 640),
         (model_costs(per_token(10), per_token(18)), ("one_us", 64), (640, 640, 18 * 64, 9 * 64)),
         # Under load it takes its share: of two narrow lanes side by side, each with as many as pay or its group; or of
@@ -167,12 +167,12 @@ def test_costs_follow_what_is_observed_slowly() -> None:
     """One odd batch changes a fiftieth, and for its own lengths another; many of them all of it."""
     costs = model_costs(per_token(10), per_token(20))
     costs.observe(0, 64, 1, 1280.0, 1280.0)
-    assert costs.alone_us(65) == pytest.approx(650 * 1.02)
-    assert costs.alone_us(64) == pytest.approx(640 * 1.02**2)
+    assert costs.batch_us(0, 65, 1) == pytest.approx(650 * 1.02)
+    assert costs.batch_us(0, 64, 1) == pytest.approx(640 * 1.02**2)
     assert costs.one_us(64)[2] == 20 * 64
     for _ in range(1000):
         costs.observe(0, 64, 1, 1280.0, 1780.0)
-    assert costs.alone_us(64) == pytest.approx(1280 + 500, rel=1e-3)
+    assert costs.batch_us(0, 64, 1) == pytest.approx(1280 + 500, rel=1e-3)
     assert costs.least_us(64) == 640
 
 
@@ -182,8 +182,8 @@ def test_a_length_whose_warm_up_was_disturbed_is_corrected_by_itself() -> None:
     for _ in range(2000):
         costs.observe(0, 16, 1, 160.0, 160.0)
         costs.observe(0, 256, 1, 1280.0, 1280.0)
-    assert costs.alone_us(16) == pytest.approx(160, rel=0.02)
-    assert costs.alone_us(256) == pytest.approx(1280, rel=0.02)
+    assert costs.batch_us(0, 16, 1) == pytest.approx(160, rel=0.02)
+    assert costs.batch_us(0, 256, 1) == pytest.approx(1280, rel=0.02)
 
 
 def test_a_machine_that_became_faster_is_believed() -> None:
@@ -210,11 +210,11 @@ def test_a_model_that_replaces_another_learns_apart_from_it() -> None:
     for number in range(500):
         before.observe(0, 64, 1, 1000.0 + number % 2, 1500.0)
     after.inherit(before)
-    assert after.alone_us(64) == before.alone_us(64)
+    assert after.batch_us(0, 64, 1) == before.batch_us(0, 64, 1)
     assert after.corrections[0].spread == before.corrections[0].spread > 0
-    known = before.alone_us(64)
+    known = before.batch_us(0, 64, 1)
     after.observe(0, 64, 1, 100.0, 100.0)
-    assert before.alone_us(64) == known
+    assert before.batch_us(0, 64, 1) == known
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), *[st.floats(0, 1e9)] * 3), max_size=200))

@@ -46,7 +46,7 @@ def read_tables(models: Path) -> Tables:
     from serving.settings import Settings  # noqa: PLC0415
 
     settings = Settings.load(["--models", str(models), "--engine", "fake"], {})
-    ports = Ports(*(socket.socket() for _ in range(3)), agent=None)
+    ports = Ports(*(socket.socket() for _ in range(3)))
     chooser = Chooser(settings)
     server = build(settings, chooser.first(), chooser, ports, LogWriter("text"))
     http, probes = (_routes(listener._port.app) for listener in (server.wires.http, server.probes))

@@ -1,4 +1,4 @@
-"""The standard gRPC services: health checking, server reflection and out-of-band load reports (ORCA)."""
+"""The standard gRPC services: health checking and server reflection."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING
 from google.protobuf import descriptor_pb2, descriptor_pool
 from grpc_health.v1 import health_pb2 as pb
 
-from serving.errors import InvalidRequest, NotReady, ServiceNotFound
+from serving.errors import NotReady, ServiceNotFound
 from serving.grpc.calls import Method
 from serving.grpc.services import reflection_pb2
 from serving.grpc.status import STATUS
-from serving.net.orca_pb2 import OrcaLoadReport, OrcaLoadReportRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
     from google.protobuf.descriptor import FileDescriptor
-
-    from serving.net.orca import LoadReports
 
 _REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 """Two versions with the same messages. Only the first is described."""
@@ -78,37 +75,6 @@ def _describe(file: FileDescriptor, reply: reflection_pb2.ServerReflectionRespon
         reply.file_descriptor_response.file_descriptor_proto.append(description.SerializeToString())
         pending += [other for other in current.dependencies if other.name not in known]
         known |= {other.name for other in current.dependencies}
-
-
-_ORCA = "xds.service.orca.v3.OpenRcaService"
-_MIN_S, _USUAL_S = 0.1, 10.0
-
-
-class OrcaService:
-    """Sends a load report at once, then at the requested interval: at least 0.1 s, by default 10 s."""
-
-    def __init__(self, reports: LoadReports) -> None:
-        self._reports = reports
-        self._closed = asyncio.Event()
-
-    def methods(self) -> dict[str, Method]:
-        return {f"/{_ORCA}/StreamCoreMetrics": Method(OrcaLoadReportRequest, streaming=self.stream)}
-
-    def close(self) -> None:
-        """Ends all streams. They have no end of their own that a drain could wait for."""
-        self._closed.set()
-
-    async def stream(self, request: OrcaLoadReportRequest, _: object) -> AsyncIterator[OrcaLoadReport]:
-        asked = request.report_interval
-        interval_s = asked.seconds + asked.nanos / 1e9
-        if interval_s < 0:
-            raise InvalidRequest("`report_interval` is negative")
-        interval_s = max(_MIN_S, interval_s or _USUAL_S)
-        while not self._closed.is_set():
-            yield self._reports.report().message()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closed.wait(), interval_s)
-        raise NotReady("the server is shutting down")
 
 
 SERVICE = "grpc.health.v1.Health"

@@ -45,8 +45,8 @@ class Replica(BertServer):
 
     def __init__(self, name: str, models: Path, folder: Path, options: Sequence[str]) -> None:
         """Prepares; `start` starts it."""
-        self.name, self.log, [self.agent_port] = name, folder / f"replica-{name}.log", free_ports(1)
-        own = ("--engine", "auto", "--agent-port", str(self.agent_port), "--log-format", "json", "--access-log", "true")
+        self.name, self.log = name, folder / f"replica-{name}.log"
+        own = ("--engine", "auto", "--log-format", "json", "--access-log", "true")
         super().__init__(models, "auto", available_cpus(), *own, *options, log=self.log)
 
     def start(self) -> float:
@@ -87,7 +87,7 @@ class Proxy(ServerProcess):
         for replica in replicas:
             prefix = f"REPLICA_{replica.name.upper()}"
             places |= {f"{prefix}_HTTP": f"{HOST}:{replica.http_port}", f"{prefix}_GRPC": f"{HOST}:{replica.grpc_port}"}
-            places |= {f"{prefix}_METRICS": str(replica.metrics_port), f"{prefix}_AGENT": str(replica.agent_port)}
+            places[f"{prefix}_METRICS"] = str(replica.metrics_port)
         command, ready = [*found, "-db", "-f", str(configuration)], (self.operations_port, "/livez")
         super().__init__(command, {**os.environ, **places}, ready, log=folder / "haproxy.log")
         self.http_port, self.grpc_port = http_port, grpc_port
