@@ -128,7 +128,7 @@ class Wires:
             hosts=known_hosts(settings, host, keys),
         )
         grpc_listener = GrpcListener(
-            *(grpc, v2, tei, settings, record_error),
+            *(grpc, v2, settings, record_error),
             keys=keys,
             tls=tls,
             limiter=limiter,

@@ -64,7 +64,7 @@ ARROWS = {
     "net": "errors unawaited records host settings security inference.requests",
     "http": "errors unawaited records settings lifecycle logs security fields models inference oip tei"
     " bulk.batches_api net tasks",
-    "grpc": "errors unawaited records settings lifecycle logs security fields inference oip tei net tasks",
+    "grpc": "errors unawaited records settings lifecycle logs security fields inference oip net tasks",
     # A front is a server whose pipeline has its device in another process.
     "fronts": "errors unawaited records children host settings lifecycle logs models engine inference scheduling"
     " telemetry net http grpc",

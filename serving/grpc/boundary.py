@@ -119,22 +119,21 @@ class Answer(msgspec.Struct, frozen=True):
     trace: RequestTrace | None
 
 
-async def answer(call: Call, messages: list[tuple[bytes, int]]) -> Answer | None:
-    """Runs a call's method on one message, or on all messages of the call. Each has its compressed flag.
+async def answer(call: Call, data: bytes, compressed: int) -> Answer | None:
+    """Runs a call's method on a message with its compressed flag.
 
     A call with a single reply is completed here and returns None. Its task is kept and would keep a result alive.
     """
     is_one_of_several = call.head.method.duplex is not None
     trace: RequestTrace | None = None
-    requests: list[Message] = []
+    request: Message | None = None
     try:
-        trace = call.begin_trace(sum([len(data) for data, _ in messages]))
+        trace = call.begin_trace(len(data))
         if not is_one_of_several:
             call.trace = trace
-        for data, compressed in messages:
-            requests.append(_parse(call, await _inflate(call, data) if compressed else data, trace))
-        messages.clear()  # do not keep the data twice while the request waits
-        reply = await _run(call, requests, trace)
+        request = _parse(call, await _inflate(call, data) if compressed else data, trace)
+        del data  # do not keep it twice while the request waits
+        reply = await _run(call, request, trace)
     except BertserveError as error:
         failure = error.without_traceback()
     except asyncio.CancelledError:
@@ -144,28 +143,26 @@ async def answer(call: Call, messages: list[tuple[bytes, int]]) -> Answer | None
         # The awaited work was cancelled, not this call.
         failure = NotReady("the server is shutting down", begun=True)
     except Exception:  # the gRPC boundary
-        log.exception("a call failed", extra=fields(request_id=_request_id(call, requests, trace)))
+        log.exception("a call failed", extra=fields(request_id=_request_id(call, request, trace)))
         failure = InternalError()
     else:
         return Answer(reply, None, "", trace) if is_one_of_several else None
-    request_id = _request_id(call, requests, trace)
+    request_id = _request_id(call, request, trace)
     if is_one_of_several:
         return Answer(b"", failure, request_id, trace)
     guarded(call.abandon, call.refuse, failure, request_id)
     return None
 
 
-async def _run(call: Call, requests: list[Message], trace: RequestTrace | None) -> bytes:
+async def _run(call: Call, request: Message, trace: RequestTrace | None) -> bytes:
     """Runs a call's method. Ends the call unless it has several replies; then returns this reply."""
     method = call.head.method
     if method.unary is not None:
-        call.finish((await method.unary(requests[0], call)).SerializeToString())
-    elif method.gathered is not None:
-        call.finish((await method.gathered(requests, call)).SerializeToString())
+        call.finish((await method.unary(request, call)).SerializeToString())
     elif method.duplex is not None:
-        return (await method.duplex(requests[0], call, trace)).SerializeToString()
+        return (await method.duplex(request, call, trace)).SerializeToString()
     elif method.streaming is not None:
-        await call.reply_all(method.streaming(requests[0], call))
+        await call.reply_all(method.streaming(request, call))
     return b""
 
 
@@ -212,7 +209,7 @@ def _check_fields(call: Call, data: bytes) -> None:
         raise InvalidRequest(f"the message has more than {most} fields; pack numbers, or send raw contents")
 
 
-def _request_id(call: Call, requests: list[Message], trace: RequestTrace | None) -> str:
+def _request_id(call: Call, request: Message | None, trace: RequestTrace | None) -> str:
     if trace is not None and trace.request_id:
         return trace.request_id  # a generated id would differ each time
-    return call.request_id(getattr(requests[0], "id", "") if requests else "")
+    return call.request_id(getattr(request, "id", ""))

@@ -1,4 +1,4 @@
-"""Kinds of calls: one message, several messages with one reply, or several messages with a reply each."""
+"""Kinds of calls: one message, or several messages with a reply each."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ import msgspec
 
 from serving.errors import (
     BertserveError,
-    BodyTooLarge,
     BuffersFull,
     ClientGone,
-    InvalidRequest,
     MalformedRequest,
     NotReady,
     WrongMessageCount,
-    setting_of,
 )
 from serving.grpc.boundary import Answer, answer
 from serving.grpc.calls import PREFIX_BYTES, UNCOUNTED_BYTES, Call, Metadata, read_prefix
@@ -57,7 +54,7 @@ class UnaryCall(Call, eq=False):
             # Avoids the copy that slicing a bytearray makes.
             message = data[PREFIX_BYTES:] if self._body is None else bytes(memoryview(body)[PREFIX_BYTES:])
             self._body = None
-            self._task = self.connection.loop.create_task(answer(self, [(message, prefix[0])]))
+            self._task = self.connection.loop.create_task(answer(self, message, prefix[0]))
             return
         if self._body is None:
             self._body = bytearray(data)
@@ -72,40 +69,6 @@ class UnaryCall(Call, eq=False):
             self.record(ClientGone("the client canceled the call"))
 
 
-class GatheredCall(UnaryCall, eq=False):
-    """A call of several messages that its method gets together. The size limit of one message applies to all."""
-
-    _buffer: bytearray = msgspec.field(default_factory=bytearray)
-    _messages: list[tuple[bytes, int]] = msgspec.field(default_factory=list)
-    _size: int = 0
-
-    def received(self, data: bytes, *, ended: bool) -> None:
-        self._buffer += data
-        try:
-            while (message := self._next_message(self._buffer)) is not None:
-                self._messages.append(message)
-                self._size += len(message[0])
-                self._check()
-            if ended and self._buffer:
-                raise MalformedRequest("the call ended inside its message")
-            if not self._hold(len(self._buffer) + self._size):
-                raise BuffersFull
-        except BertserveError as error:
-            self._messages.clear()
-            self.refuse(error)
-            return
-        if ended:
-            messages, self._messages = self._messages, []
-            self._task = self.connection.loop.create_task(answer(self, messages))
-
-    def _check(self) -> None:
-        limit, most = self.head.body_limit, self.connection.port.settings.max_openai_batch_size
-        if self._size > limit:
-            raise BodyTooLarge(f"the call's messages exceed {limit} bytes in total{setting_of(limit)}")
-        if len(self._messages) > most:
-            raise InvalidRequest(f"more than {most} messages in one call{setting_of(most)}")
-
-
 _MAX_ANSWERS = 64
 """Maximum messages of one call in progress. Flow control holds back further ones."""
 
@@ -118,6 +81,7 @@ class BidirectionalCall(Call, eq=False):
     _sizes: dict[asyncio.Task[Any], int] = msgspec.field(default_factory=dict)
     _in_work: int = 0
     _buffer: bytearray = msgspec.field(default_factory=bytearray)
+    _consumed: int = 0
     _answers: deque[asyncio.Task[Answer | None]] = msgspec.field(default_factory=deque)
     _draining: bool = False
     _ended: bool = False
@@ -194,7 +158,7 @@ class BidirectionalCall(Call, eq=False):
             self.refuse(last.error, last.request_id, last.trace)
             return
         try:
-            while self._may_start() and (message := self._next_message(self._buffer)):
+            while self._may_start() and (message := self._next_message()):
                 self._start(*message)
             if (self._kept() > UNCOUNTED_BYTES or self._held) and not self._hold(self._kept()):
                 raise BuffersFull
@@ -211,6 +175,25 @@ class BidirectionalCall(Call, eq=False):
         elif self._ended:
             self._over = True
             self.finish()
+
+    def _next_message(self) -> tuple[bytes, int] | None:
+        """Takes the next complete message off the buffer, with its compressed flag; None if there is none."""
+        buffer = self._buffer
+        prefix = read_prefix(buffer, self.head.body_limit)
+        if prefix is None:
+            return None
+        compressed, end = prefix
+        h2 = self.connection.h2
+        if len(buffer) < end:
+            h2.expect(self.stream, self._consumed + end)
+            return None
+        data = bytes(buffer[PREFIX_BYTES:end])
+        del buffer[:end]
+        self._consumed += end
+        self._waited_s = 0.0
+        h2.consume(self.stream, self._consumed)
+        self.connection.flush()
+        return data, compressed
 
     def _may_start(self) -> bool:
         return not self._draining and len(self._answers) < _MAX_ANSWERS and self.stream.unsent is None
@@ -233,7 +216,7 @@ class BidirectionalCall(Call, eq=False):
         return None
 
     def _start(self, data: bytes, compressed: int) -> None:
-        task = self.connection.loop.create_task(answer(self, [(data, compressed)]))
+        task = self.connection.loop.create_task(answer(self, data, compressed))
         task.add_done_callback(partial(guarded, self.abandon, self._answered))
         self._answers.append(task)
         self._sizes[task] = len(data)

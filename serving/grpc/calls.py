@@ -48,13 +48,12 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 class Method(msgspec.Struct, frozen=True, eq=False):
-    """A method of a service: one of the first four attributes is set.
+    """A method of a service: one of the first three attributes is set.
 
     Attributes:
         unary: Takes a message and its call; returns the reply.
         streaming: Takes a message and its call; yields several replies.
         duplex: Takes each message of a stream, the call and the message's trace; returns its reply.
-        gathered: Takes all messages of a stream and the call; returns one reply.
         open: Whether it needs no API key even if the server has keys.
         of_core: Whether only the core process can answer it.
     """
@@ -63,7 +62,6 @@ class Method(msgspec.Struct, frozen=True, eq=False):
     unary: Callable[[Any, Any], Awaitable[Message]] | None = None
     streaming: Callable[[Any, Any], AsyncIterator[Message]] | None = None
     duplex: Callable[[Any, Any, RequestTrace | None], Awaitable[Message]] | None = None
-    gathered: Callable[[list[Any], Any], Awaitable[Message]] | None = None
     open: bool = False
     of_core: bool = False
 
@@ -95,7 +93,7 @@ class Call(msgspec.Struct, eq=False):
     Attributes:
         deadline: On the loop's clock; None if there is none.
         idle: Whether the client is between two messages, so that the server does not wait for data.
-        trace: The trace of its only message, or of all together; None if there is no observer.
+        trace: The trace of its only message; None if there is no observer.
     """
 
     connection: GrpcConnection
@@ -112,7 +110,6 @@ class Call(msgspec.Struct, eq=False):
 
     _trailers: bytes | None = None
     _held: int = 0
-    _consumed: int = 0
     _bytes_out: int = 0
 
     # Used by methods.
@@ -242,24 +239,6 @@ class Call(msgspec.Struct, eq=False):
     def grow(self, size: int) -> bool:
         """Counts more bytes of a message in progress. Returns whether there is room for them."""
         return self._hold(self._held + size)
-
-    def _next_message(self, buffer: bytearray) -> tuple[bytes, int] | None:
-        """Takes the next complete message of a stream off a buffer, with its compressed flag; None if there is none."""
-        prefix = read_prefix(buffer, self.head.body_limit)
-        if prefix is None:
-            return None
-        compressed, end = prefix
-        h2 = self.connection.h2
-        if len(buffer) < end:
-            h2.expect(self.stream, self._consumed + end)
-            return None
-        data = bytes(buffer[PREFIX_BYTES:end])
-        del buffer[:end]
-        self._consumed += end
-        self._waited_s = 0.0
-        h2.consume(self.stream, self._consumed)
-        self.connection.flush()
-        return data, compressed
 
     def _kept(self) -> int:
         """Bytes that the call holds now, without messages in progress."""

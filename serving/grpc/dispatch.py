@@ -17,7 +17,7 @@ from serving.errors import (
     Unsupported,
     UnsupportedMediaType,
 )
-from serving.grpc.call_kinds import BidirectionalCall, GatheredCall, UnaryCall
+from serving.grpc.call_kinds import BidirectionalCall, UnaryCall
 from serving.grpc.calls import Call, CallHead, Method
 from serving.grpc.connection import GrpcPort
 from serving.net.requests import gathered
@@ -59,7 +59,7 @@ class CallDispatch(GrpcPort):
         if head.error is not None:
             Call(connection, stream, head).refuse(head.error)
             return None
-        kind = _kind(head.method)
+        kind = UnaryCall if head.method.duplex is None else BidirectionalCall
         deadline = None if head.timeout_s is None else connection.loop.time() + head.timeout_s
         return kind(connection, stream, head, deadline)
 
@@ -116,9 +116,3 @@ def _not_a_call(values: Mapping[bytes, bytes]) -> BertserveError | None:
             "unsupported message format; the content-type must be application/grpc or application/grpc+proto"
         )
     return None
-
-
-def _kind(method: Method) -> type[UnaryCall | BidirectionalCall]:
-    if method.duplex is not None:
-        return BidirectionalCall
-    return UnaryCall if method.gathered is None else GatheredCall

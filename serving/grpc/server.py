@@ -14,8 +14,6 @@ from serving.grpc.dispatch import CallDispatch
 from serving.grpc.services.inference import SERVICE, InferenceService
 from serving.grpc.services.standard import SERVICE as HEALTH
 from serving.grpc.services.standard import HealthService, ReflectionService
-from serving.grpc.services.tei import SERVICES as TEI
-from serving.grpc.services.tei import TeiServices
 from serving.lifecycle import State
 from serving.net.listener import Listener
 from serving.net.ports import keep_alive
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from serving.security.keys import ApiKeys
     from serving.security.tls import Tls
     from serving.settings import Settings
-    from serving.tei.service import TeiService
 
 
 class Core(Protocol):
@@ -52,7 +49,6 @@ class GrpcListener(Listener):
         self,
         opened: socket.socket | None,
         v2_service: V2Service,
-        tei_service: TeiService,
         settings: Settings,
         record_error: RecordError,
         *,
@@ -68,9 +64,9 @@ class GrpcListener(Listener):
         `budget` limits what its connections may hold, together with those of other ports. `core` is the core process
         in a front, which has no listening socket.
         """
-        self.health = HealthService([SERVICE, *TEI])
-        methods = InferenceService(v2_service).methods() | TeiServices(tei_service).methods()
-        reflection = ReflectionService([SERVICE, *TEI, HEALTH])
+        self.health = HealthService([SERVICE])
+        methods = InferenceService(v2_service).methods()
+        reflection = ReflectionService([SERVICE, HEALTH])
         if core is not None:
             methods |= {
                 path: msgspec.structs.replace(method, unary=partial(core.call_grpc, path))

@@ -10,7 +10,7 @@ from google.rpc.code_pb2 import Code
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from serving.errors import MethodNotAllowed, ModelNotNamed, NotReady, UnsupportedMediaType
+from serving.errors import MethodNotAllowed, NotReady, UnsupportedMediaType
 from serving.grpc.h2 import encode_fields, encode_status
 
 if TYPE_CHECKING:
@@ -37,15 +37,14 @@ REPLY_HEADERS = reply_headers()
 
 def error_trailers(error: BertserveError, request_id: str) -> bytes:
     code = STATUS[error.grpc_code]
-    message = f"{error.message} in the metadata `model`" if isinstance(error, ModelNotNamed) else error.message
     fields = [
         ("grpc-status", str(code)),
-        ("grpc-message", quote(message[:_MESSAGE_CHARACTERS], safe=_PLAIN)),
+        ("grpc-message", quote(error.message[:_MESSAGE_CHARACTERS], safe=_PLAIN)),
         ("bertserve-reason", error.reason),
         ("x-request-id", request_id),
     ]
     if (after_ms := error.retry_after_ms) is not None:
-        details = retry_details(code, message, after_ms)
+        details = retry_details(code, error.message, after_ms)
         fields += [("retry-after-ms", str(after_ms)), ("grpc-status-details-bin", details)]
     if isinstance(error, NotReady) and not error.begun:
         fields.append(("bertserve-computed", "none"))

@@ -8,12 +8,10 @@ import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from serving.grpc.services import tei_pb2 as pb
 from tests.support.batches import client_of, ended, results_of
 from tests.support.clients import ask, get, metric, post_json
 from tests.support.server import Server, measured
@@ -177,23 +175,6 @@ def test_v2_has_the_outputs_of_all_tasks(server: Server, wanted: list[Vectors], 
     assert few.as_numpy("embeddings") is None
     with pytest.raises(InferenceServerException, match="unexpected output; the model has"):
         client.infer("m3", {"text": TEXTS}, outputs=["label"])
-
-
-def test_grpc_calls_of_all_three(server: Server, wanted: list[Vectors]) -> None:
-    """Text-embeddings-inference's messages."""
-    with grpc.insecure_channel(server.grpc) as channel:
-
-        def call(name: str, request: Any, reply: Any) -> Any:
-            serializer = type(request).SerializeToString
-            return channel.unary_unary(f"/tei.v1.Embed/{name}", serializer, reply.FromString)(request)
-
-        text, expected = TEXTS[1], wanted[1]
-        dense = call("Embed", pb.EmbedRequest(inputs=text, truncate=True, normalize=True), pb.EmbedResponse)
-        np.testing.assert_allclose(dense.embeddings, expected.dense, atol=CLOSE)
-        sparse = call("EmbedSparse", pb.EmbedSparseRequest(inputs=text, truncate=True), pb.EmbedSparseResponse)
-        same_weights({one.index: one.value for one in sparse.sparse_embeddings}, expected.lexical)
-        every = call("EmbedAll", pb.EmbedAllRequest(inputs=text, truncate=True), pb.EmbedAllResponse)
-        np.testing.assert_allclose([one.embeddings for one in every.token_embeddings], expected.colbert, atol=CLOSE)
 
 
 WEIGHTS = [None, EVERY, {"dense": 1.0, "sparse": 0.3, "tokens": 1.0}, {"sparse": 2}, {"dense": 0.4, "tokens": 0.6}]

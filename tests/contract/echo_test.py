@@ -17,7 +17,6 @@ from tritonclient.grpc import service_pb2
 from serving.bulk.errors import BatchError
 from serving.bulk.predictor import Model
 from serving.bulk.sources import Columns, find, parts
-from serving.grpc.services import tei_pb2
 from tests.support.clients import TIMEOUT_S, HttpConnection, metadata
 from tests.support.poison import light_tasks
 from tests.support.server import FAKE, Server
@@ -44,16 +43,12 @@ CALL = (
     "authorization",
     "grpc-timeout",
     "grpc-encoding",
-    "model",
-    "input_type",
     "x-request-id",
     "user-agent",
     "priority",
 )
 SERVICES = [
-    service
-    for file in (service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR, tei_pb2.DESCRIPTOR)
-    for service in file.services_by_name.values()
+    service for file in (service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR) for service in file.services_by_name.values()
 ]
 METHODS = [f"/{method.containing_service.full_name}/{method.name}" for each in SERVICES for method in each.methods]
 
@@ -198,7 +193,7 @@ def refused(call: Any) -> None:
 def test_no_call_repeats_its_method_or_metadata(server: Server) -> None:
     """Nor does one of an unknown service."""
     with grpc.insecure_channel(server.grpc) as channel:
-        for path in (f"/{NAME}/Embed", f"/tei.v1.Embed/{NAME}"):
+        for path in (f"/{NAME}/Check", f"/grpc.health.v1.Health/{NAME}"):
             refused(channel.stream_stream(path)(iter([b""]), timeout=TIMEOUT_S))
         for name, method in itertools.product(CALL, METHODS):
             refused(channel.stream_stream(method)(iter([b""]), timeout=TIMEOUT_S, metadata=[(name, NAME)]))

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from tests.support.server import Server
 
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
-STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
-OK, INVALID_ARGUMENT, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = 0, 3, 4, 8, 12, 13
+SERVICE = "inference.GRPCInferenceService"
+STREAM = f"/{SERVICE}/ModelStreamInfer"
+OK, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = 0, 3, 4, 5, 8, 12, 13
 BODY_LIMIT = 4 << 20
 RESET = -1
 """In place of a status: the stream is reset with PROTOCOL_ERROR, as a request that HTTP/2 calls malformed."""
@@ -59,6 +60,10 @@ class Row(NamedTuple):
     grpcio: str | None = None
 
 
+def asked(service: str) -> bytes:
+    return health_pb2.HealthCheckRequest(service=service).SerializeToString()
+
+
 PLAIN = b"\x0a\x00"
 GZIP, DEFLATE = gzip.compress(PLAIN), zlib.compress(PLAIN)
 AT_HEADERS = "reads the field before any message, and takes no other value: INTERNAL"
@@ -68,6 +73,8 @@ HALF = "has read no message when the call ends: UNIMPLEMENTED"
 
 ROWS: dict[str, Row] = {
     "plain": Row(OK, {}),
+    "a service": Row(OK, {}, message(0, asked(SERVICE))),
+    "unknown service": Row(NOT_FOUND, {}, message(0, asked("nobody")), "unknown service"),
     # compression.md
     "gzip": Row(OK, {"grpc_encoding": "gzip"}, message(1, GZIP)),
     "deflate": Row(OK, {"grpc_encoding": "deflate"}, message(1, DEFLATE)),
@@ -154,7 +161,8 @@ ROWS: dict[str, Row] = {
 def grpcio() -> Iterator[str]:
     """`host:port` of grpcio's own server with its own health service."""
     health = HealthServicer()
-    health.set("", health_pb2.HealthCheckResponse.SERVING)
+    for service in ("", SERVICE):
+        health.set(service, health_pb2.HealthCheckResponse.SERVING)
     server = grpc.server(futures.ThreadPoolExecutor(2))
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -6,14 +6,13 @@ import contextlib
 import io
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import numpy as np
 import pytest
 
-from serving.grpc.services import tei_pb2 as pb
 from tests.support.clients import ask, get, post_json
 from tests.support.server import Server, measured
 from tests.support.tasks import write_bundle
+from tests.support.triton_clients import FLAVOURS, TritonClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -112,21 +111,13 @@ def test_sides_have_the_vectors_of_the_library(server: Server, libraries: dict[s
         same(embedded(server, model, [text], input_type="query"), [expected])
 
 
-def test_queries_and_documents_over_other_protocols(server: Server, libraries: dict[str, Any], model: str) -> None:
-    """v2 has the side as a parameter and pads; gRPC has it in the metadata."""
-    tensor = {"name": "text", "datatype": "BYTES", "shape": [len(QUERIES)], "data": QUERIES}
-    reply = ask(server, f"/v2/models/{model}/infer", inputs=[tensor], parameters={"input_type": "query"})
-    outputs = {output["name"]: np.array(output["data"]).reshape(output["shape"]) for output in reply["outputs"]}
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_queries_over_v2(server: Server, libraries: dict[str, Any], model: str, flavour: str) -> None:
+    """The side is a parameter, and rows are padded."""
+    result = TritonClient(flavour, server).infer(model, {"text": QUERIES}, parameters={"input_type": "query"})
     wanted = libraries[model].encode_query(QUERIES, convert_to_numpy=True)
-    counts = outputs["tokens"].ravel()
-    same([row[:count] for row, count in zip(outputs["embeddings"], counts, strict=True)], wanted)
-    with grpc.insecure_channel(server.grpc) as channel:
-        call = channel.unary_unary(
-            "/tei.v1.Embed/EmbedAll", pb.EmbedAllRequest.SerializeToString, pb.EmbedAllResponse.FromString
-        )
-        request = pb.EmbedAllRequest(inputs=QUERIES[0], truncate=True)
-        reply = call(request, metadata=(("model", model), ("input_type", "query")))
-    same([np.array([token.embeddings for token in reply.token_embeddings])], wanted[:1])
+    rows, counts = result.as_numpy("embeddings"), result.as_numpy("tokens").ravel()
+    same([row[:count] for row, count in zip(rows, counts, strict=True)], wanted)
 
 
 def scores(server: Server, path: str, **message: Any) -> list[float]:
@@ -150,31 +141,7 @@ def test_ranks_are_the_similarities_of_the_library(server: Server, libraries: di
         library.similarity_fn_name = "maxsim" if raw else "meanmaxsim"
         expected = library.similarity(query, documents)[0].tolist()
         assert scores(server, path, texts=DOCUMENTS, raw_scores=raw) == pytest.approx(expected, abs=SAME_SCORE)
-        with grpc.insecure_channel(server.grpc) as channel:
-            call = channel.unary_unary(
-                "/tei.v1.Rerank/Rerank", pb.RerankRequest.SerializeToString, pb.RerankResponse.FromString
-            )
-            request = pb.RerankRequest(query=QUERIES[1], texts=DOCUMENTS, truncate=True, raw_scores=raw)
-            ranks = call(request, metadata=(("model", model),)).ranks
-        assert [rank.index for rank in ranks] == np.argsort(-np.array(expected), kind="stable").tolist()
-        assert [rank.score for rank in ranks] == pytest.approx(sorted(expected, reverse=True), abs=SAME_SCORE)
     library.similarity_fn_name = "maxsim" if model == "stanford" else "meanmaxsim"
-
-
-def test_a_stream_of_pairs_may_have_several_queries(server: Server, libraries: dict[str, Any]) -> None:
-    library = libraries["stanford"]
-    pairs = [(query, text) for text in DOCUMENTS for query in QUERIES]
-    library.similarity_fn_name = "maxsim"
-    found = library.similarity(library.encode_query(QUERIES), library.encode_document(DOCUMENTS)).T.ravel().tolist()
-    with grpc.insecure_channel(server.grpc) as channel:
-        call = channel.stream_unary(
-            "/tei.v1.Rerank/RerankStream", pb.RerankStreamRequest.SerializeToString, pb.RerankResponse.FromString
-        )
-        messages = (
-            pb.RerankStreamRequest(query=query, text=text, truncate=True, raw_scores=True) for query, text in pairs
-        )
-        ranks = call(messages, metadata=(("model", "stanford"),)).ranks
-    assert {rank.index: rank.score for rank in ranks} == pytest.approx(dict(enumerate(found)), abs=SAME_SCORE)
 
 
 def test_what_a_multi_vector_model_refuses(server: Server) -> None:

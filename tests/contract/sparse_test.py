@@ -10,7 +10,6 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
@@ -39,8 +38,6 @@ PROMPTS = {"query": "is it ", "document": "a text of "}
 TEXTS = ["the server", "It is a text, and not on the server.", "a"]
 LONG = "server x1 is not in the text, but y2 " * 30
 CLOSE = 1e-5
-
-pb, stubs = grpc.protos_and_services("serving/grpc/services/tei.proto")
 
 
 @pytest.fixture(scope="module")
@@ -205,27 +202,6 @@ def test_token_ids_are_documents(server: Server) -> None:
     (tokens,) = ask(server, "/tokenize", inputs="the server")
     by_ids = ask(server, "/embed_sparse", inputs=[[token["id"] for token in tokens]])
     assert by_ids == ask(server, "/embed_sparse", inputs="the server")
-
-
-def test_grpc(server: Server) -> None:
-    """Text-embeddings-inference's calls, alone and as a stream; metadata say which side a text is of."""
-    with grpc.insecure_channel(server.grpc) as channel:
-        embed = stubs.EmbedStub(channel)
-        for side in (None, "query"):
-            metadata = [("input_type", side)] if side else []
-            expected = ask(server, "/embed_sparse", inputs=TEXTS, input_type=side)
-            requests = [pb.EmbedSparseRequest(inputs=text) for text in TEXTS]
-            alone = [embed.EmbedSparse(request, metadata=metadata) for request in requests]
-            streamed = list(embed.EmbedSparseStream(iter(requests), metadata=metadata))
-            for replies in (alone, streamed):
-                found = [[{"index": e.index, "value": e.value} for e in r.sparse_embeddings] for r in replies]
-                np.testing.assert_allclose(dense(found, 200), dense(expected, 200), rtol=1e-6)
-            assert alone[0].metadata.compute_chars == len(TEXTS[0])
-            assert alone[0].metadata.compute_tokens == 4
-        with pytest.raises(grpc.RpcError) as refused:
-            embed.EmbedSparse(pb.EmbedSparseRequest(inputs="a"), metadata=[("input_type", "side")])
-        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "must be one of query, search_query" in str(refused.value.details())
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.errors import ModelNotNamed
-from serving.grpc.status import error_trailers, retry_details
+from serving.grpc.status import retry_details
 from tests.support.status_details import read
 
 
@@ -20,8 +19,3 @@ def test_clients_read_what_is_written(code: int, message: str, after_ms: int) ->
 def test_there_is_no_padding() -> None:
     """As gRPC wants it."""
     assert not any("=" in retry_details(8, "x" * size, 20) for size in range(6))
-
-
-def test_a_model_is_named_in_the_metadata() -> None:
-    """Of `tei.v1`; v2 has a field for it."""
-    assert b"name one in the metadata `model`" in error_trailers(ModelNotNamed("2 models (a, b); name one"), "id")

@@ -415,29 +415,6 @@ def haystack_ranker_many(server: Server) -> Any:
     return _ranked(HuggingFaceTEIRanker(url=server.url), MANY)
 
 
-@case(
-    "huggingface-api-haystack",
-    '`HuggingFaceAPIDocumentEmbedder(api_params={"url": "GRPC"}, use_grpc=True, ...).run([...])`',
-    "vectors",
-)
-def haystack_grpc(server: Server) -> Any:
-    embedder = _haystack_tei("HuggingFaceAPIDocumentEmbedder", server.grpc, use_grpc=True, progress_bar=False)
-    return _embedded(embedder)
-
-
-@case("huggingface-api-haystack", "`HuggingFaceAPITextEmbedder(..., use_grpc=True).run(...)`", "vector")
-def haystack_grpc_text(server: Server) -> Any:
-    embedder = _haystack_tei("HuggingFaceAPITextEmbedder", server.grpc, use_grpc=True)
-    return embedder.run(TEXTS[0])["embedding"]
-
-
-@case("huggingface-api-haystack", '`HuggingFaceTEIRanker(url="GRPC", use_grpc=True).run(...)`', "ranks")
-def haystack_grpc_ranker(server: Server) -> Any:
-    from haystack_integrations.components.rankers.huggingface_api import HuggingFaceTEIRanker
-
-    return _ranked(HuggingFaceTEIRanker(url=server.grpc, use_grpc=True))
-
-
 # Hugging Face's own client.
 
 

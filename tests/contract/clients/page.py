@@ -23,7 +23,7 @@ answers 0.001).
 - `...` is an API key (any, unless the server has keys), a query, texts, or a model name (any, if one model has the
   task).
 - Elasticsearch and Weaviate are not run: the test sends what their source at these commits sends.
-- TEI's gRPC stubs and Triton's clients also work.
+- Triton's clients also work.
 
 | client | call | result |
 |---|---|---|
