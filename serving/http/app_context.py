@@ -48,7 +48,7 @@ class AppContext:
 
     Attributes:
         v2: The Open Inference Protocol, shared by HTTP and gRPC.
-        tei: The text-embeddings-inference API, shared by HTTP and gRPC.
+        tei: The parts of the text-embeddings-inference API that are not inference.
         status: Returns the body of `/status`; without cost tables if `costs` is false.
         render_metrics: Returns the body of `/metrics`.
         record_error: Called with each error that a client receives.

@@ -1,1 +1,1 @@
-"""The text-embeddings-inference (TEI) API, for both HTTP and gRPC."""
+"""The text-embeddings-inference (TEI) API."""

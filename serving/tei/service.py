@@ -1,31 +1,25 @@
-"""The TEI API, independent of the transport: HTTP routes and gRPC calls only encode it."""
+"""The parts of the TEI API that are not inference."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from serving.engine.specs import EngineChoice  # noqa: TC001  msgspec reads the annotations
 from serving.errors import EmptyInput, InvalidRequest, too_many_inputs
 from serving.inference.pipeline import check_not_empty
-from serving.inference.ranking import ranking
 from serving.oip.service import SERVER_VERSION
 from serving.tasks.combined import offered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from serving.inference.pipeline import Pipeline
-    from serving.inference.requests import InputType, Token
+    from serving.inference.requests import InputType
     from serving.inference.served_models import Repository, ServedModel
     from serving.records import TextInput
     from serving.settings import Settings
-    from serving.tasks.hybrid import HybridOptions
-    from serving.tasks.maxsim import MaxSimOptions
-    from serving.tasks.rerank import RerankOptions
-
-R = TypeVar("R")
 
 _MODEL_TYPES: Sequence[str] = ("embed", "embed_tokens", "embed_sparse", "rerank", "classify")
 BYTES_PER_ID = 4
@@ -104,11 +98,6 @@ class TeiService:
                 return repository.find(None, task=task)
         return repository.find(None)
 
-    def ranking(
-        self, name: str | None, *, raw_scores: bool
-    ) -> tuple[str | None, RerankOptions | MaxSimOptions | HybridOptions]:
-        return ranking(self._repository, name, raw_scores=raw_scores)
-
     def info(self, name: str | None) -> Info:
         model, settings = self.model(name), self.settings
         manifest = model.manifest
@@ -147,13 +136,12 @@ class TeiService:
         self,
         model: str | None,
         texts: Sequence[str],
-        write: Callable[[list[list[Token]]], R],
         *,
         special: bool,
         prompt_name: str | None,
-        input_type: InputType | None = None,
-    ) -> R:
-        """The tokens of texts, encoded by `write`. `special` adds the special tokens around them."""
+        input_type: InputType | None,
+    ) -> bytes:
+        """The tokens of texts, as JSON. `special` adds the special tokens around them."""
         found = self.model(model)
         self.check_count(len(texts), "inputs")
         check_not_empty(texts)
@@ -161,13 +149,13 @@ class TeiService:
         prompted = [text for text in inputs if isinstance(text, str)]
         size = sum(found.tokenizer.sizes_bytes(prompted))
         return await self.pipeline.read(
-            found, size, lambda tokenizer: write([tokenizer.tokens(text, special=special) for text in prompted])
+            found,
+            size,
+            lambda tokenizer: msgspec.json.encode([tokenizer.tokens(text, special=special) for text in prompted]),
         )
 
-    async def decode(
-        self, model: str | None, rows: Sequence[Sequence[int]], write: Callable[[list[str]], R], *, bare: bool
-    ) -> R:
-        """The texts of token ids, encoded by `write`. `bare` omits special tokens."""
+    async def decode(self, model: str | None, rows: Sequence[Sequence[int]], *, bare: bool) -> bytes:
+        """The texts of token ids, as JSON. `bare` omits special tokens."""
         found = self.model(model)
         self.check_count(len(rows), "ids")
         check_not_empty(rows, "input_ids")
@@ -175,7 +163,7 @@ class TeiService:
             found.tokenizer.check_readable(row)
         size = BYTES_PER_ID * sum(map(len, rows))
         return await self.pipeline.read(
-            found, size, lambda tokenizer: write([tokenizer.decode(row, bare=bare) for row in rows])
+            found, size, lambda tokenizer: msgspec.json.encode([tokenizer.decode(row, bare=bare) for row in rows])
         )
 
     def check_count(self, count: int, field: str) -> None:

@@ -320,7 +320,6 @@ async def tokenize(context: AppContext, http: HttpRequest) -> HttpReply:
         await context.tei.tokenize(
             http.parameters.get("model"),
             [message.inputs] if isinstance(message.inputs, str) else message.inputs,
-            msgspec.json.encode,
             special=message.add_special_tokens,
             prompt_name=message.prompt_name,
             input_type=message.input_type,
@@ -333,7 +332,7 @@ async def decode(context: AppContext, http: HttpRequest) -> HttpReply:
     """Decode token IDs into texts."""
     message = await http.json(_DECODE, context.large_body_lock)
     rows, bare = _rows(message.ids), message.skip_special_tokens
-    return HttpReply(await context.tei.decode(http.parameters.get("model"), rows, msgspec.json.encode, bare=bare))
+    return HttpReply(await context.tei.decode(http.parameters.get("model"), rows, bare=bare))
 
 
 @router.named("GET", "/info", Docs(gives=Info, models=all_models))
