@@ -143,7 +143,7 @@ class V2Service:
             ModelNotFound: No model of that name and version is served.
         """
         view = self._view(name)
-        self._repository.find(view.served, wanted)
+        self._repository.find(view.model.name, wanted)
         return view
 
     def _view(self, name: str) -> View:
@@ -186,7 +186,7 @@ class V2Service:
             raise InvalidRequest(f"this model name takes {IDS!r}; for texts, use the name without {TOKENS!r}")
         if inputs and isinstance(inputs[0], tuple) and 2 not in view.model.task.texts:  # noqa: PLR2004  a pair
             raise InvalidRequest(f"the task {view.model.manifest.task} takes one text, without {PAIR!r}")
-        request = InferRequest(inputs, view.options_for(outputs), self.max_inputs, view.served, version)
+        request = InferRequest(inputs, view.options_for(outputs), self.max_inputs, view.model.name, version)
         if parameters:
             read_parameters(request, parameters)
         return view, request
@@ -257,12 +257,12 @@ class V2Service:
         states = []
         others = [] if ready else self._versions.others()
         for view in map(self._views.__getitem__, self.names):
-            loaded = self._repository.serves(view.served)
+            loaded = self._repository.serves(view.model.name)
             state = "READY" if loaded and self.lifecycle.ready else "UNAVAILABLE"
             if state == "READY" or not ready:
                 reason = "" if state == "READY" else "unloaded" if not loaded else str(self.lifecycle.state)
                 states.append(ModelState(view.name, view.model.version, state, reason))
-            states += [ModelState(view.name, *state) for model, *state in others if model == view.served]
+            states += [ModelState(view.name, *state) for model, *state in others if model == view.model.name]
         return states
 
     async def load(self, name: str, parameters: Mapping[str, object]) -> None:
@@ -285,7 +285,7 @@ class V2Service:
         self._check_control(name)
         if any(name.startswith(_FILE) and value is not None for name, value in parameters.items()):
             raise InvalidRequest("files cannot be loaded from a request; add the version to the repository")
-        await self._versions.load(self._views[name].served, _version(parameters.get(_VERSION)))
+        await self._versions.load(self._views[name].model.name, _version(parameters.get(_VERSION)))
 
     def unload(self, name: str) -> None:
         """Takes a model out of service. The engine keeps its memory until the server ends.
@@ -295,7 +295,7 @@ class V2Service:
             ModelNotFound: The repository had no such model when the server started.
         """
         self._check_control(name)
-        self._versions.unload(self._views[name].served)
+        self._versions.unload(self._views[name].model.name)
 
     def _check_control(self, name: str) -> None:
         if not self.control:

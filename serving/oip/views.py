@@ -107,7 +107,6 @@ class View(msgspec.Struct, frozen=True):
     """One v2 name of a model.
 
     Attributes:
-        served: The model's own name.
         options: The task options of requests to this name.
         inputs: The advertised inputs. More may be accepted.
         write: Makes the values of the outputs from an answer; None for outputs that were not computed.
@@ -116,7 +115,6 @@ class View(msgspec.Struct, frozen=True):
 
     name: str
     model: ServedModel
-    served: str
     options: TaskOptions[Any]
     takes_text: bool
     inputs: tuple[TensorMetadata, ...]
@@ -226,11 +224,10 @@ def _text_view(model: ServedModel) -> View:
     write = task.write
     if manifest.also:
         options = CombinedOptions(combined.offered(manifest))
-        return View(model.name, model, model.name, options, True, inputs, outputs, _write_several, _options_for)
+        return View(model.name, model, options, True, inputs, outputs, _write_several, _options_for)
     return View(
         model.name,
         model,
-        model.name,
         task.options(manifest),
         True,
         inputs,
@@ -266,7 +263,7 @@ def _tokens_view(model: ServedModel) -> View:
     outputs = tuple(
         TensorMetadata(spec.name, _DATATYPES[spec.dtype], list(spec.shape)) for spec in model.manifest.outputs
     )
-    return View(model.name + TOKENS, model, model.name, TensorOptions(), False, inputs, outputs, _rows)
+    return View(model.name + TOKENS, model, TensorOptions(), False, inputs, outputs, _rows)
 
 
 def _json(message: Any) -> str:  # noqa: ANN401  anything that msgspec encodes
