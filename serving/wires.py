@@ -70,7 +70,7 @@ class Wires:
         versions: ModelVersions,
         metrics: Metrics,
         log_writer: LogWriter,
-        limiter: ConnectionLimiter | None,
+        limiter: ConnectionLimiter,
         budget: BufferBudget,
         status: Callable[..., dict[str, Any]],
         gather: Callable[[], Awaitable[None]] | None = None,

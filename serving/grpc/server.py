@@ -53,11 +53,11 @@ class GrpcListener(Listener):
         record_error: RecordError,
         *,
         budget: BufferBudget,
-        keys: ApiKeys | None = None,
-        tls: Tls | None = None,
-        limiter: ConnectionLimiter | None = None,
-        observer: RequestObserver | None = None,
-        core: Core | None = None,
+        limiter: ConnectionLimiter,
+        keys: ApiKeys | None,
+        tls: Tls | None,
+        observer: RequestObserver,
+        core: Core | None,
     ) -> None:
         """Takes ownership of the listening socket. Nothing is accepted before `start`.
 

@@ -52,8 +52,8 @@ class HttpListener(Listener):
         settings: Settings,
         *,
         budget: BufferBudget,
+        limiter: ConnectionLimiter,
         tls: Tls | None = None,
-        limiter: ConnectionLimiter | None = None,
         hosts: frozenset[str] | None = None,
     ) -> None:
         """As `Listener`; `hosts` are the allowed host names, as `known_hosts` returns them."""

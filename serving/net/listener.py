@@ -110,7 +110,7 @@ class Listener:
     Args:
         opened: The listening socket; None in a front process, which gets accepted connections (`adopt`).
         ports: State shared by its connections: one for each protocol of the port.
-        limiter: Limits its connections; None: no limit.
+        limiter: Limits its connections.
         refusal: Message to refused connections, without TLS.
         plain: Returns the message to a client that sends plain HTTP to a TLS port; None: no message.
 
@@ -125,8 +125,8 @@ class Listener:
         tls: Tls | None,
         protocol: str,
         *,
-        ports: Sequence[Port[Any]] = (),
-        limiter: ConnectionLimiter | None = None,
+        ports: Sequence[Port[Any]],
+        limiter: ConnectionLimiter,
         refusal: bytes = b"",
         plain: Callable[[], bytes] | None = None,
     ) -> None:
@@ -145,8 +145,7 @@ class Listener:
         self._is_open = False
         self._told_at = float("-inf")
         self.place: Callable[[socket.socket, Callable[[], None]], bool] = _nowhere
-        if limiter is not None:
-            limiter.follow(self._closable)
+        limiter.follow(self._closable)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -207,7 +206,7 @@ class Listener:
         return chain(self._opening, *[port.connections for port in self._ports])
 
     def _tick(self) -> None:
-        if self._ports and (self._is_open or not self.is_empty):
+        if self._is_open or not self.is_empty:
             asyncio.get_running_loop().call_later(_TICK_S, self._tick)
             for port in self._ports:
                 port.tick(_TICK_S)
@@ -233,7 +232,7 @@ class Listener:
                     raise
                 self._pause(error)
                 return
-            release = self._limiter.take(address[0]) if self._limiter is not None else _nothing
+            release = self._limiter.take(address[0])
             if release is None:
                 self._refuse(opened)
                 continue
@@ -299,8 +298,7 @@ class Listener:
         if loop.time() - self._told_at >= _TELL_S:
             self._told_at = loop.time()
             log.error("cannot accept connections: %s", error.strerror)
-        if self._limiter is not None:
-            self._limiter.make_room()
+        self._limiter.make_room()
         loop.remove_reader(self._listening)
         loop.call_later(_PAUSE_S, self._listen)
 
@@ -324,7 +322,3 @@ async def _speaks_plainly(accepted: socket.socket, wait_s: float) -> bool:
 def _nowhere(_: socket.socket, __: Callable[[], None]) -> bool:
     """Of a server without front processes."""
     return False
-
-
-def _nothing() -> None:
-    """Releases no slot, for a port without limiter."""

@@ -42,7 +42,7 @@ def test_a_client_that_leaves_during_the_handshake_is_not_told_as_idle(
     limiter = ConnectionLimiter(1, clock=lambda: time.monotonic() + 1)
 
     async def leaves() -> None:
-        listener = Listener(None, asyncio.Protocol, tls, "http/1.1", limiter=limiter)
+        listener = Listener(None, asyncio.Protocol, tls, "http/1.1", ports=[], limiter=limiter)
         await listener.start()
         with socket.create_server(("127.0.0.1", 0)) as listening:
             client = socket.create_connection(listening.getsockname())

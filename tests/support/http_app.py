@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from serving.http.app_context import AppContext
 from serving.http.listener import HttpListener
 from serving.lifecycle import Lifecycle, State
 from serving.net.buffers import BufferBudget
+from serving.net.connection_limiter import ConnectionLimiter
 from serving.net.ports import bind
 from serving.settings import Settings
 
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from serving.http.app import App
-    from serving.net.connection_limiter import ConnectionLimiter
 
 LOOPBACK = "127.0.0.1"
 
@@ -41,7 +42,11 @@ async def listening(
 ) -> AsyncIterator[HttpListener]:
     settings = app.context.settings
     opened = bind(LOOPBACK, 0, "HTTP")
-    listener = HttpListener(app, opened, settings, budget=budget or BufferBudget.of(settings), limiter=limiter)
+    listener = HttpListener(
+        *(app, opened, settings),
+        budget=budget or BufferBudget.of(settings),
+        limiter=limiter or ConnectionLimiter(sys.maxsize),
+    )
     await listener.start()
     try:
         yield listener
