@@ -114,14 +114,9 @@ class Call(msgspec.Struct, eq=False):
 
     # Used by methods.
 
-    def time_remaining(self) -> float | None:
-        """Seconds until the deadline, negative once it has passed; None if there is none."""
-        return None if self.deadline is None else self.deadline - self.connection.loop.time()
-
     def timeout_ms(self) -> float | None:
         """Milliseconds until the deadline, always above 0; None if there is none."""
-        remaining_s = self.time_remaining()
-        return None if remaining_s is None else max(remaining_s, 1e-6) * 1e3
+        return None if self.deadline is None else max(self.deadline - self.connection.loop.time(), 1e-6) * 1e3
 
     def stamp(
         self, request: InferRequest[A], arrival: float, trace: RequestTrace | None = None, message_id: str = ""
@@ -184,8 +179,7 @@ class Call(msgspec.Struct, eq=False):
 
     def finish(self, message: bytes | None = None) -> None:
         """Ends the call with status OK, after its message if there is one left to send."""
-        trailing = self._trailing
-        self.reply(message, OK_TRAILERS + encode_fields(trailing) if trailing else OK_TRAILERS)
+        self.reply(message, OK_TRAILERS + encode_fields(self._trailing) if self._trailing else OK_TRAILERS)
         self.tell(self.trace, self._bytes_out)
 
     def refuse(self, error: BertserveError, request_id: str = "", trace: RequestTrace | None = None) -> None:

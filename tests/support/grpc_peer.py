@@ -63,8 +63,8 @@ class Wire(asyncio.Transport):
 
 async def echo(request: BytesValue, call: Call, _: object = None) -> BytesValue:
     """Answers what it is asked, with the deadline behind it."""
-    remaining_s = call.time_remaining()
-    call.set_trailing_metadata((("x-deadline", "" if remaining_s is None else f"{remaining_s:.0f}"),))
+    remaining_ms = call.timeout_ms()
+    call.set_trailing_metadata((("x-deadline", "" if remaining_ms is None else f"{remaining_ms / 1e3:.0f}"),))
     if request.value == b"refuse":
         raise Overloaded("too much: 100% — ünd\n", retry_after_s=1.5)
     if request.value == b"large":

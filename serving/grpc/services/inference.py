@@ -120,11 +120,9 @@ class InferenceService:
         call.set_trailing_metadata(ignored_metadata(ignored))
         return pb.RepositoryModelUnloadResponse()
 
-    async def model_infer(
-        self, request: pb.ModelInferRequest, call: Call, trace: RequestTrace | None = None
-    ) -> pb.ModelInferResponse:
+    async def model_infer(self, request: pb.ModelInferRequest, call: Call) -> pb.ModelInferResponse:
         """Answers a request. The outputs are in `raw_output_contents`."""
-        response, _ = await self._answer(request, call, trace)
+        response, _ = await self._answer(request, call, None)
         return response
 
     async def _answer(
