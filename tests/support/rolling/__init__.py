@@ -1,1 +1,1 @@
-"""`python -m loadtest.benchmarks rolling`: replicas behind HAProxy, restarted one after another under load."""
+"""Replicas behind HAProxy, restarted one after another under load."""
