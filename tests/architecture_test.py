@@ -360,6 +360,7 @@ BROAD_HANDLERS = {
     "export.proof.reference_library": "whatever a library raises for a folder that it does not load",
     "export.checkpoint.families.family": "whatever Transformers raises for settings that it rejects",
     "export.checkpoint.tokenizer": "the same for a tokenizer",
+    "export.checkpoint.probes": "the tokenizers library raises a bare Exception for a text that it cannot read",
     "export.checkpoint.vocabulary": "the tokenizers library raises a bare Exception for a text that it cannot read",
     "export.checkpoint.unpickle": "whatever a hostile file makes PyTorch's loader raise, in a process of its own",
     "serving.inference.tokenizer": "the tokenizers library raises a bare Exception for a file that does not parse",

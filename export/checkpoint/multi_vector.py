@@ -272,13 +272,12 @@ def resolved(where: str, sides: Sides, words: Vocabulary, ends: Ends, *, normali
         if tokenizer.padding_side != "right":
             raise ExportError(f"{where}: queries cannot be filled up with a tokenizer that pads on the left")
         expansion = Expansion(_token(where, filling.token, words), filling.length, filling.attended)
-    ids = {tokenizer.convert_tokens_to_ids(word) for word in sides.skipped}
-    unknown = {None, *([] if tokenizer.unk_token in sides.skipped else [tokenizer.unk_token_id])}
+    ids = tokenizer.get_vocab()
     return MultiVector(
         query_length=query,
         document_length=document,
         expansion=expansion,
-        skipped=tuple(sorted(ids - unknown)),
+        skipped=tuple(sorted(ids[word] for word in set(sides.skipped) & ids.keys())),
         skips_queries="query" in sides.skips,
         skips_documents="document" in sides.skips,
         normalized=normalized,

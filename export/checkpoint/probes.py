@@ -9,7 +9,6 @@ from export.checkpoint.vocabulary import AT_ONCE, UNCUT
 from export.errors import ExportError
 from export.progress import quiet
 from export.texts import corpus
-from serving.errors import BertserveError
 from serving.inference.tokenizer import opened_tokenizer
 
 if TYPE_CHECKING:
@@ -56,8 +55,10 @@ def check(where: str, words: Vocabulary, vocab_size: int, max_length: int) -> No
         for group in _groups(alone, ours) + _groups(fit, ours):
             try:
                 found = ours.encode(group, truncate=True)
-            except BertserveError as error:
+            except Exception as error:
                 raise ExportError(f"{where}: tokenizer.json: {error}") from error
+            if not any(encoded.ids for encoded in found):
+                raise ExportError(f"{where}: tokenizer.json gives no tokens to texts such as {group[0]!r}")
             columns = [group] if isinstance(group[0], str) else list(map(list, zip(*group, strict=True)))
             with quiet():  # after ours, which rules of the tokenizer's own cannot hold up
                 wanted = theirs(*columns, truncation="longest_first", max_length=length)

@@ -17,7 +17,7 @@ import torch
 from export.errors import ExportError
 from export.progress import quiet
 from export.proof.parity import run_batch, with_broken
-from export.proof.reference_library import NotLoadedError, as_not_loaded
+from export.proof.reference_library import failing_as
 from export.tasks import EXPORTS
 from export.tasks.decisions import cosine
 from export.texts.corpus import shown
@@ -87,8 +87,7 @@ class EndToEndProof:
             probes: The texts.
 
         Raises:
-            ExportError: A text has other tokens in the bundle.
-            NotLoadedError: The library fails on a text.
+            ExportError: A text has other tokens in the bundle, or the library fails on one.
         """
         self.name, self.obstacle = library.name, ""
         self._lacks_weights = library.missing
@@ -109,7 +108,7 @@ class EndToEndProof:
         known = [text for probe in probes if (text := library.asked(probe)) is not None]
         # The bundle's tokenizer comes first: it ends rules that take too long.
         ours = {text: [self._seen(one) for form in tokenized for one in self._read(form, [text])[1]] for text in known}
-        with as_not_loaded(f"{library.name} cannot tokenize a text"):
+        with failing_as(ExportError, f"{library.name} cannot tokenize a text"):
             asked = {text: library.encode(text) for text in ours}
         # A tokenizer's class may add special tokens without rows in the model, which then fails.
         most = self._manifest.vocab_size
@@ -130,11 +129,8 @@ class EndToEndProof:
 
     def _question(self, library: Library, form: Form, texts: Sequence[Text]) -> _Question:
         inputs, encoded = self._read(form, texts)
-        try:
-            with as_not_loaded(f"{library.name} fails on a text"):
-                return _Question(form, texts, inputs, encoded, library.answer(texts, form))
-        except NotLoadedError as error:
-            raise ExportError(str(error)) from error
+        with failing_as(ExportError, f"{library.name} fails on a text"):
+            return _Question(form, texts, inputs, encoded, library.answer(texts, form))
 
     def compare(
         self, engine: Engine, limits: Mapping[str, Limits], *, exact: bool, batched: bool

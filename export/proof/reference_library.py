@@ -49,7 +49,7 @@ def load(checkpoint: Checkpoint, *, cut: bool) -> Library:
             f"Transformers {transformers.__version__} has no model with position_embedding_type {positions!r}"
         )
     kind = EXPORTS[checkpoint.task].library
-    failure = as_not_loaded(f"{kind.title} cannot load the folder")
+    failure = failing_as(NotLoadedError, f"{kind.title} cannot load the folder")
     try:
         with quiet(), _no_bars(), _without_pickles(checkpoint) as folder, failure:
             library = kind(checkpoint, folder)
@@ -64,13 +64,13 @@ def load(checkpoint: Checkpoint, *, cut: bool) -> Library:
 
 
 @contextmanager
-def as_not_loaded(sentence: str) -> Iterator[None]:
-    """Turns any exception of a library into a `NotLoadedError` that begins with a sentence."""
+def failing_as(kind: type[Exception], sentence: str) -> Iterator[None]:
+    """Turns any exception of a library into one of this kind that begins with a sentence."""
     try:
         yield
     except Exception as error:
         reason = " ".join(str(error).split())[:_LONGEST_REASON]
-        raise NotLoadedError(f"{sentence}: {reason}") from error
+        raise kind(f"{sentence}: {reason}") from error
 
 
 @contextmanager
