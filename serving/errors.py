@@ -110,6 +110,23 @@ class RouteNotFound(InvalidRequest, reason="not_found", http=404, grpc="UNIMPLEM
     """No such path."""
 
 
+_NO_SERVER = "use `bertserve batch`, which needs no server"
+
+LEFT = {
+    "/v1/batches": _NO_SERVER,
+    "/v1/files": _NO_SERVER,
+    "/tei.v1.": "use Open Inference Protocol v2 over gRPC, or TEI's routes over HTTP",
+    "/xds.service.orca.v3.": "balance by `leastconn` or least requests, which need nothing of the server",
+}
+"""What to do instead of a route or method that left, by the beginning of its path."""
+
+
+def route_not_found(path: str, otherwise: str) -> RouteNotFound:
+    """The error about a path without a route: what to do instead if it left, or `otherwise`."""
+    left = (f"{start} left: {instead}" for start, instead in LEFT.items() if path.startswith(start))
+    return RouteNotFound(next(left, otherwise))
+
+
 class ModelNotFound(InvalidRequest, reason="model_not_found", http=404, grpc="NOT_FOUND"):
     """No model or version of that name is served."""
 

@@ -20,6 +20,7 @@ LEFT: dict[str, str] = {
     "split-by": "models are not cut into parts; use a device with more memory",
     "stages": "models are not cut into parts; use a device with more memory",
     "triton": "the bundle's `model.*.onnx` is what Triton's ONNX Runtime backend loads",
+    "scheduling": "leave it out; requests are always scheduled by deadline, with aging",
     "transfer-us": "models are not cut into parts; use a device with more memory",
 }
 """What to do instead of a verb or setting that left, by its name on the command line. CHANGELOG.md has the same."""
@@ -30,8 +31,13 @@ def unknown(kind: str, word: str, known: Collection[str]) -> str:
 
     It says what to do instead if the word left, or names the known word that was probably meant.
     """
-    name = word.removeprefix("--").removeprefix("BERTSERVE_").lower().replace("_", "-")
-    return f"{word} left: {LEFT[name]}" if name in LEFT else f"unknown {kind} {word}{nearest(word, known)}"
+    instead = left(word.removeprefix("--").removeprefix("BERTSERVE_"))
+    return f"{word} left: {instead}" if instead else f"unknown {kind} {word}{nearest(word, known)}"
+
+
+def left(name: str) -> str | None:
+    """What to do instead of a verb, option or setting that left, in any spelling; None for others."""
+    return LEFT.get(name.lower().replace("_", "-"))
 
 
 def nearest(word: str, known: Collection[str]) -> str:

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from serving.engine.kinds import AUTO, ENGINES, SETTINGS
 from serving.errors import Limit, StartupError
-from serving.options import unknown
+from serving.options import left, unknown
 from serving.security.keys import read_keys
 from serving.security.origins import Origins, check_origins
 from serving.security.tls import check_certificate, check_pair
@@ -642,7 +642,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 def _is_service_link(key: str, value: str) -> bool:
     name = key.removeprefix(ENVIRONMENT_PREFIX)
-    if name.lower() in Settings.model_fields:
+    if name.lower() in Settings.model_fields or left(name):
         return value.startswith(("tcp://", "udp://", "sctp://"))
     return _SERVICE_LINK.fullmatch(name) is not None
 

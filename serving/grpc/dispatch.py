@@ -13,9 +13,9 @@ from serving.errors import (
     HeadersTooLarge,
     MalformedRequest,
     MethodNotAllowed,
-    RouteNotFound,
     Unsupported,
     UnsupportedMediaType,
+    route_not_found,
 )
 from serving.grpc.call_kinds import BidirectionalCall, UnaryCall
 from serving.grpc.calls import Call, CallHead, Method
@@ -84,7 +84,8 @@ class CallDispatch(GrpcPort):
             return HeadersTooLarge(f"the metadata exceeds {settings.header_limit_bytes} bytes (--header-limit-bytes)")
         if headers.count > settings.header_limit_count:
             return HeadersTooLarge(f"more than {settings.header_limit_count} headers (--header-limit-count)")
-        method = self.methods.get(route, RouteNotFound("unknown method"))
+        if (method := self.methods.get(route)) is None:
+            method = route_not_found(values.get(b":path", b"").decode("latin-1"), "unknown method")
         body_limit = settings.body_limit_bytes
         if keys is not None and not keys.allow(values.get(b"authorization")):
             # Checked before anything that would reveal which methods exist.

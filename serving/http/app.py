@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 
-from serving.errors import BertserveError, InvalidRequest, MethodNotAllowed, RouteNotFound
+from serving.errors import BertserveError, InvalidRequest, MethodNotAllowed, route_not_found
 from serving.http.apis import cohere, console_page, huggingface, oip, openai, openai_files, operations, tei
 from serving.http.app_context import refuse
 from serving.http.asgi import head_of, read_request, response_of
@@ -94,7 +94,7 @@ class App(FastAPI):
         if self._known.names_no_model(path, models):
             return repository.unknown()
         meant = " or ".join(self._known.near(path, models))
-        return RouteNotFound(f"unknown path; {f'did you mean {meant}?' if meant else self._help}")
+        return route_not_found(path, f"unknown path; {f'did you mean {meant}?' if meant else self._help}")
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
         """Answers an error raised outside of an endpoint, such as a body that is too large."""
