@@ -1,4 +1,4 @@
-"""Tables for people, on a terminal; `parts.html` shows them in a page."""
+"""Tables for people, on a terminal; `page.html` shows them in a page."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 TONES = {
     **dict.fromkeys(("held", "kept", "proven", "proven, on a CPU"), "good"),
-    **dict.fromkeys(("within noise", "unproven", "limits waived", "broken, waived"), "caution"),
+    **dict.fromkeys(("within noise", "unproven", "limits waived", "broken, waived", "Caution"), "caution"),
     **dict.fromkeys(("missed", "broken"), "bad"),
 }
-"""Cells with a color of their own. Each tone is a class of `style.css`."""
+"""Words with a color of their own. Each tone is a class of `style.css`."""
 
 _COLOURS = {"good": "green", "caution": "yellow", "bad": "bold red", "": ""}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     Figure = tuple[str, float | None, str]
     """A label, a value, and the name of its limit."""
 
-_TEMPLATE = Path(__file__).with_name("report.html")
 _WORST = 5
 _NO_LIMIT = Limits()
 _GREATEST = ("max_abs_difference", "metric_loss", "invariance_difference")
@@ -66,30 +64,72 @@ def render(manifest: Manifest, reference: Reference, findings: Mapping[str, Find
         findings: By the artifact's file; unproven artifacts have none.
         machine: Where the latencies were measured.
     """
-    artifacts = manifest.artifacts
+    about = {
+        "Task": answer(manifest),
+        "Longest input": f"{manifest.max_length} tokens",
+        "Source": f"{manifest.source.name} ({manifest.source.architecture})",
+        "Checkpoint's SHA-256": html.Code(manifest.source.sha256),
+        "Created": manifest.created.replace("T", " "),
+        "Compared with": f"PyTorch {manifest.tools.get('torch', '')}, fp32, on {len(reference.texts)} texts, each"
+        " alone, and padded in mixed batches",
+        "End-to-end check": end_to_end(manifest),
+    }
     return html.render(
-        _TEMPLATE,
-        title=f"{manifest.model} version {manifest.version}",
-        manifest=manifest,
-        machine=machine,
-        reference=reference,
-        answer=answer(manifest),
-        end_to_end=end_to_end(manifest),
-        executor=executor,
-        size=size,
-        ranges=ranges,
-        artifacts=untitled(
-            ("file", "precision", "runs on", "vs PyTorch", "batch-invariant", "size"),
-            [(a.file, a.precision, executor(a), _status(a), _invariant(a), size(a.total_bytes)) for a in artifacts],
-            words=5,
-        ),
-        accuracy=accuracy(artifacts),
-        latency=_latency(findings),
-        sections=[_section(artifact, manifest, reference, findings.get(artifact.file)) for artifact in artifacts],
-        inputs=_tensors(manifest.inputs),
-        outputs=_tensors(manifest.outputs),
-        files={f"{f.file}, {size(f.size_bytes)}": f.sha256 for f in manifest.entries() if isinstance(f, FileEntry)},
+        f"{manifest.model} version {manifest.version}",
+        [
+            about,
+            _verdict(manifest.artifacts),
+            html.Section("Artifacts", [_artifacts(manifest.artifacts)]),
+            *_filled("Accuracy on labeled text", accuracy(manifest.artifacts)),
+            *_filled("Latency", _latency(findings, machine)),
+            *(_section(artifact, manifest, reference, findings.get(artifact.file)) for artifact in manifest.artifacts),
+            html.Section("The bundle", list(_bundle(manifest))),
+        ],
     )
+
+
+def _verdict(artifacts: Sequence[Artifact]) -> html.Verdict:
+    kept = sum(artifact.proven and not artifact.waived for artifact in artifacts)
+    lines = [f"{kept} of {len(artifacts)} artifacts were run and meet every limit of the comparison with PyTorch."]
+    lines += [f"{a.file} breaks limits that the export waived: {', '.join(a.waived)}." for a in artifacts if a.waived]
+    lines += [f"{a.file} is not served by default: it {a.reserved}." for a in artifacts if a.reserved]
+    lines += [
+        f"{a.file} is unproven: it is for {executor(a)} and was not run here."
+        f"{' The figures below are for the graph that it was built from, on a CPU.' if a.graph else ''}"
+        " Run “bertserve verify” on a machine that can run it."
+        for a in artifacts
+        if not a.proven
+    ]
+    return html.Verdict([("", line) for line in lines], "caution" if kept < len(artifacts) else "")
+
+
+def _artifacts(artifacts: Sequence[Artifact]) -> Table:
+    columns = ("file", "precision", "runs on", "vs PyTorch", "batch-invariant", "size")
+    rows = [(a.file, a.precision, executor(a), _status(a), _invariant(a), size(a.total_bytes)) for a in artifacts]
+    return untitled(columns, rows, words=5)
+
+
+def _filled(heading: str, table: Table) -> list[html.Section]:
+    return [html.Section(heading, [table])] if table.rows else []
+
+
+def _bundle(manifest: Manifest) -> Iterator[html.Part]:
+    facts = {
+        "Inputs": _tensors(manifest.inputs),
+        "Outputs": _tensors(manifest.outputs),
+        "Hidden size": manifest.hidden_size,
+        **({"Vector size": manifest.vector_size} if manifest.pooling else {}),
+        "Vocabulary": f"{manifest.vocab_size} tokens",
+        "Special tokens": ", ".join(f"{name} {number}" for name, number in manifest.special_ids.items()),
+        "Tools": ", ".join(f"{name} {version}" for name, version in manifest.tools.items()),
+    }
+    yield facts
+    if labels := [f"{index} {label}" for index, label in enumerate(manifest.labels)]:
+        yield html.Listing(labels, f"{len(labels)} labels")
+    if prompts := [f"{name}: {words!r}" for name, words in manifest.prompts.items()]:
+        yield html.Listing(prompts, f"{len(prompts)} prompts")
+    files = [entry for entry in manifest.entries() if isinstance(entry, FileEntry)]
+    yield {f"{entry.file}, {size(entry.size_bytes)}": html.Code(entry.sha256) for entry in files}
 
 
 def _status(artifact: Artifact) -> str:
@@ -106,7 +146,7 @@ def _invariant(artifact: Artifact) -> str:
     return "yes" if artifact.batch_invariant else "no: runs one text at a time, unpadded"
 
 
-def _latency(findings: Mapping[str, Finding]) -> Table:
+def _latency(findings: Mapping[str, Finding], machine: Machine) -> Table:
     grids = {file: {(cell.batch, cell.tokens): cell for cell in found.latencies} for file, found in findings.items()}
     lengths = sorted({tokens for grid in grids.values() for _, tokens in grid})
     rows = [
@@ -114,7 +154,12 @@ def _latency(findings: Mapping[str, Finding]) -> Table:
         for file, grid in grids.items()
         for batch in sorted({batch for batch, _ in grid})
     ]
-    return untitled(("artifact", "batch", *(f"{tokens} tokens" for tokens in lengths)), rows, words=1)
+    note = (
+        f"Median engine time on the machine of this export ({machine.processor}, {machine.threads}"
+        f" {'thread' if machine.threads == 1 else 'threads'}), over a few runs: a rough estimate, not a benchmark. An"
+        " artifact that is not batch-invariant is never batched. A GPU artifact is verified here, not timed."
+    )
+    return Table("", note, ("artifact", "batch", *(f"{tokens} tokens" for tokens in lengths)), rows, words=1)
 
 
 def _milliseconds(cell: Latency | None) -> str:
@@ -123,19 +168,36 @@ def _milliseconds(cell: Latency | None) -> str:
     return f"{cell.p50_ms:.2f} ms" if cell.p50_ms < 100 else f"{cell.p50_ms:.0f} ms"  # noqa: PLR2004  three digits
 
 
-def _section(
-    artifact: Artifact, manifest: Manifest, reference: Reference, finding: Finding | None
-) -> dict[str, object]:
+def _section(artifact: Artifact, manifest: Manifest, reference: Reference, finding: Finding | None) -> html.Section:
     limits = limits_of(artifact, manifest.task)
-    return {
-        "artifact": artifact,
-        "figures": untitled(
-            ("figure", "found", "limit", "verdict"),
-            [*_figures(artifact, limits), *_figures_of_others(artifact)],
-            words=1,
-        ),
-        "comparison": None if finding is None else _comparison(artifact.file, finding.comparison, limits, reference),
-    }
+    figures = [*_figures(artifact, limits), *_figures_of_others(artifact)]
+    return html.Section(
+        artifact.file,
+        [
+            _facts(artifact),
+            *([untitled(("figure", "found", "limit", "verdict"), figures, words=1)] if figures else []),
+            *(_comparison(artifact.file, finding.comparison, limits, reference) if finding else []),
+        ],
+    )
+
+
+def _facts(artifact: Artifact) -> dict[str, object]:
+    facts: dict[str, object] = {"For": f"{executor(artifact)}, {artifact.precision}, {size(artifact.total_bytes)}"}
+    if artifact.waived:
+        waived = ", ".join(artifact.waived)
+        facts["Caution"] = f"Written although it breaks these limits, which the export waived: {waived}."
+    if artifact.engine is not None:
+        build = artifact.engine
+        facts["TensorRT"] = f"{build.version} ({build.flavour}), compute capability {build.compute_capability}"
+        shapes = [(profile.min, profile.opt, profile.max) for profile in build.profiles]
+        profiles = (" to ".join(f"{batch} x {tokens}" for batch, tokens in each) for each in shapes)
+        facts["Profiles (batch x tokens: min, opt, max)"] = "; ".join(profiles)
+    if artifact.quantisation is not None:
+        facts["Activations"] = ranges(artifact.quantisation)
+    if artifact.operators:
+        operators = (f"{count} {name}" for name, count in artifact.operators.items())
+        facts["Fused and quantized operators"] = ", ".join(operators)
+    return {**facts, "SHA-256": html.Code(artifact.sha256)}
 
 
 def _figures(artifact: Artifact, limits: Limits) -> Iterator[tuple[str, str, str, str]]:
@@ -185,7 +247,7 @@ def _judged(artifact: Artifact, limits: Limits, figures: Sequence[Figure]) -> It
         yield what, f"{value:.2e}" if is_greatest else f"{value:.6f}", words, verdict if words else ""
 
 
-def _comparison(file: str, found: Comparison, limits: Limits, reference: Reference) -> dict[str, object]:
+def _comparison(file: str, found: Comparison, limits: Limits, reference: Reference) -> list[html.Part]:
     """The plots and the worst texts of an artifact."""
     if found.cosines is None or math.isfinite(limits.max_abs_difference):
         most = limits.max_abs_difference if math.isfinite(limits.max_abs_difference) else None
@@ -204,17 +266,23 @@ def _comparison(file: str, found: Comparison, limits: Limits, reference: Referen
         )
         for index in found.worst_first()[:_WORST].tolist()
     ]
-    return {
-        "distances": in_page(f"{file}: histogram of {histogram.title}", histogram, half=True),
-        "missing": int(np.count_nonzero(~np.isfinite(found.differences))),
-        "scatter": in_page(
+    caption = "Distance of each text's answer from PyTorch's: farther left is closer."
+    if missing := int(np.count_nonzero(~np.isfinite(found.differences))):
+        caption += f" {missing} texts with answers that are not numbers are left out."
+    values = Scatter(found.points, "PyTorch value", "artifact value")
+    plots = (
+        (f"{file}: histogram of {histogram.title}", histogram, caption),
+        (
             f"{file}: scatter plot of {len(found.points)} values",
-            Scatter(found.points, "PyTorch value", "artifact value"),
-            half=True,
+            values,
+            f"{len(found.points)} raw values; points on the line equal PyTorch's.",
         ),
-        "points": len(found.points),
-        "worst": untitled(("text", "largest difference", *cosines, "tokens"), rows, words=1),
-    }
+    )
+    columns = ("text", "largest difference", *cosines, "tokens")
+    return [
+        html.Plots([(in_page(title, plot, half=True), words) for title, plot, words in plots]),
+        html.Section("The texts farthest from PyTorch", [untitled(columns, rows, words=1)]),
+    ]
 
 
 def _tensors(given: Sequence[TensorSpec]) -> str:

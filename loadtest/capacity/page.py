@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from export.pages import html
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loadtest.capacity.figures import Figures
-
-_HERE = Path(__file__).parent
 
 
 def simulation_svg(title: str, runs: Sequence[Figures], slo_ms: float | None) -> str:
@@ -30,13 +27,16 @@ def simulation(title: str, verdict: str, facts: Sequence[str], runs: Sequence[Fi
         [_number(value) for value in (run.offered_per_s, run.answered_per_s, run.p50_ms, run.p99_ms, run.slo_ms)]
         for run in sorted(runs, key=lambda run: run.offered_per_s)
     ]
+    plot = html.Plots([(in_page(title, _over_load(runs, slo_ms)), "")])
+    tone = "bad" if verdict.startswith("BROKEN") else ""
     return html.render(
-        _HERE / "simulation.html",
-        title=f"Simulated: {title}",
-        verdict=verdict,
-        facts=facts,
-        latency=in_page(title, _over_load(runs, slo_ms)),
-        runs=untitled(head, rows),
+        f"Simulated: {title}",
+        [
+            *([html.Verdict([("", verdict)], tone)] if verdict else []),
+            "This is a simulation, not a measurement: the server's scheduler runs on a table of batch costs.",
+            html.Section("Latency over offered load", [plot, untitled(head, rows)]),
+            html.Section("Assumptions and sources", [html.Listing(facts)]),
+        ],
     )
 
 

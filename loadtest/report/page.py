@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from export.pages import html
@@ -14,7 +13,7 @@ from loadtest.report import compare
 from loadtest.report.result import LATE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from loadtest.report.capacity import Capacity
     from loadtest.report.histogram import Histogram
@@ -22,33 +21,30 @@ if TYPE_CHECKING:
     from loadtest.report.slo import Verdict
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
-_HERE = Path(__file__).parent
 _STAGE_COLOURS = ("red", "orange", "violet", "grey", "blue", "green")
 _MAX_POINTS = 400
 
 
 def report(result: Result, verdicts: Sequence[Verdict]) -> str:
     """The page of a run."""
-    answered = len(result.latency) > 0
+    words = caution(result)
+    tone = "" if all(verdict.held for verdict in verdicts) else "bad"
+    judged = [("held" if v.held else "missed", f": {v.objective}, found {v.found}") for v in verdicts]
     return html.render(
-        _HERE / "load.html",
-        title=f"Load test: {result.facts['scenario']}",
-        result=result,
-        verdicts=verdicts,
-        caution=caution(result),
-        percentiles=[f"{percent:g}" for percent in PERCENTILES if result.latency.resolves(percent)],
-        late_ms=1e3 * LATE_S,
-        ms=_ms,
-        over_percentiles=_over_percentiles(result) if answered else "",
-        over_time=_over_time(result) if answered else "",
-        kinds=_kinds(result),
-        throughput=_throughput(result),
-        **_stages(result),
-        faults=untitled(
-            ("reason", "requests", "share"),
-            [(name, f"{n}", f"{100 * n / result.offered:.2f}%") for name, n in result.faults.most_common()],
-            words=1,
-        ),
+        f"Load test: {result.facts['scenario']}",
+        [
+            result.facts["purpose"],
+            f"{result.facts['target']}, {result.facts['date']}",
+            html.Verdict(judged or [("", "No objectives were given. Set --slo to check some.")], tone),
+            *([html.Verdict([("Caution", f": {words}.")], "caution")] if words else []),
+            _tiles(result),
+            *(_latency(result) if len(result.latency) else ["Nothing was answered."]),
+            html.Section("Throughput", [_throughput(result)]),
+            html.Section("Where the time goes", _stages(result)),
+            html.Section("Errors", [_faults(result)]),
+            html.Section("Load generator", [_generator(result)]),
+            _run(result.facts),
+        ],
     )
 
 
@@ -66,6 +62,7 @@ def capacity_report(found: Capacity) -> str:
         )
         for point in points
     ]
+    columns = ("offered/s", "p50 ms", "p99 ms (noise)", "good/s", "failed %", "objectives")
     across = Axis("offered requests/s")
     latency = [
         _over_rate("p50", "blue", [(point.rate, point.p50_ms) for point in points]),
@@ -75,13 +72,36 @@ def capacity_report(found: Capacity) -> str:
         Series("offered", "grey", [(0.0, 0.0), (points[-1].rate, points[-1].rate)]),
         _over_rate("goodput", "green", [(point.rate, point.good_per_s) for point in points]),
     ]
+    tone = "bad" if not found.highest else "" if found.is_decided else "caution"
     return html.render(
-        _HERE / "capacity.html",
-        title="Capacity",
-        found=found,
-        latency=in_page("Latency over rate", Lines(across, Axis("ms", is_log=True), latency)),
-        goodput=in_page("Goodput over rate", Lines(across, Axis("requests/s"), goodput)),
-        runs=untitled(("offered/s", "p50 ms", "p99 ms (noise)", "good/s", "failed %", "objectives"), rows),
+        "Capacity",
+        [
+            f"{found.facts['target']}, {found.facts['date']}",
+            html.Verdict([(found.verdict(), f" at {', '.join(found.slo)}"), ("", found.confidence())], tone),
+            html.Section(
+                "Latency over rate",
+                [
+                    f"{found.shape()}.",
+                    _plot(
+                        "Latency over rate",
+                        Lines(across, Axis("ms", is_log=True), latency),
+                        "Each dot is a run; the line connects the medians. Runs at the same rate differ only by noise.",
+                    ),
+                ],
+            ),
+            html.Section(
+                "Goodput over rate",
+                [
+                    _plot(
+                        "Goodput over rate",
+                        Lines(across, Axis("requests/s"), goodput),
+                        "Answers within the widest latency objective. The gap to the gray line was late or failed.",
+                    )
+                ],
+            ),
+            html.Section("Runs", [untitled(columns, rows)]),
+            _run(found.facts),
+        ],
     )
 
 
@@ -91,16 +111,17 @@ def comparison(first: Result, second: Result) -> str:
     Raises:
         BenchError: They cannot be compared.
     """
-    found = compare.table_of(first, second)
+    found, changed = compare.table_of(first, second), compare.other_facts(first, second)
+    runs = {name: f"{run.facts['target']}, {run.facts['date']}" for name, run in (("A", first), ("B", second))}
     return html.render(
-        _HERE / "compare.html",
-        title=found.title,
-        found=found,
-        runs={
-            name: f"{result.facts['target']}, {result.facts['date']}" for name, result in (("A", first), ("B", second))
-        },
-        changed=compare.other_facts(first, second),
+        found.title,
+        [runs, html.Section("", [found]), *([html.Section("The loads differ", changed)] if changed else [])],
     )
+
+
+def _run(facts: Mapping[str, str]) -> html.Section:
+    shown = {name: html.Code(value) if name == "command" else value for name, value in facts.items()}
+    return html.Section("Run", [{name: shown[name] for name in shown if name not in {"purpose", "date"}}])
 
 
 def caution(result: Result) -> str:
@@ -129,13 +150,41 @@ def _limits(result: Result) -> list[tuple[float, str]]:
     return [] if result.good_limit_ms is None else [(result.good_limit_ms, f"{result.good_limit_ms:g} ms")]
 
 
-def _over_percentiles(result: Result) -> str:
+def _plot(name: str, lines: Lines | Shares, caption: str) -> html.Plots:
+    return html.Plots([(in_page(name, lines), caption)])
+
+
+def _tiles(result: Result) -> html.Tiles:
+    latency, shown = result.latency, [percent for percent in PERCENTILES if result.latency.resolves(percent)]
+    return html.Tiles(
+        {
+            **{f"p{percent:g}": f"{_ms(latency.percentile_ms(percent))} ms" for percent in shown},
+            **({"max": f"{_ms(latency.max_ms())} ms"} if len(latency) else {}),
+            "answered": f"{result.answered_per_s:.1f}/s",
+            "failed": f"{result.failed_percent:.2f}%",
+            **({"never sent": f"{result.unsent}"} if result.unsent else {}),
+        }
+    )
+
+
+def _latency(result: Result) -> list[html.Section]:
+    return [
+        html.Section("Latency over percentiles", [_over_percentiles(result)]),
+        html.Section("Latency over time", [_over_time(result), _kinds(result)]),
+    ]
+
+
+def _over_percentiles(result: Result) -> html.Plots:
     curve = _percentile_curve(result.latency)
     nines = math.ceil(max(x for x, _ in curve))
     ticks = {0.0: "0", **{float(n): f"{100 - 10.0 ** (2 - n):g}%" for n in range(1, nines + 1)}}
     across = Axis("percentile", high=float(nines), ticks=ticks)
-    lines = Lines(across, Axis("ms", is_log=True), [Series("all", "blue", curve)], _limits(result))
-    return in_page("Latency over percentiles", lines)
+    return _plot(
+        "Latency over percentiles",
+        Lines(across, Axis("ms", is_log=True), [Series("all", "blue", curve)], _limits(result)),
+        "From the scheduled send time to the complete answer. Each step to the right is a tenth of the remaining"
+        " requests.",
+    )
 
 
 def _percentile_curve(latency: Histogram) -> list[tuple[float, float]]:
@@ -155,24 +204,33 @@ def _over_slices(result: Result, name: str, colour: str, values: Sequence[float]
     return Series(name, colour, list(zip(moments, values, strict=True)))
 
 
-def _over_time(result: Result) -> str:
+def _over_time(result: Result) -> html.Plots:
     lines = [
         _over_slices(result, name, colour, [part.latency.percentile_ms(p) for part in result.slices])
         for name, colour, p in (("greatest", "grey", 100.0), ("p99", "orange", 99.0), ("p50", "blue", 50.0))
     ]
     across = Axis("seconds since the start", high=result.seconds)
-    return in_page("Latency over time", Lines(across, Axis("ms", is_log=True), lines, _limits(result)))
+    return _plot(
+        "Latency over time",
+        Lines(across, Axis("ms", is_log=True), lines, _limits(result)),
+        f"In slices of {result.slice_s:.2g} s, by scheduled send time.",
+    )
 
 
-def _throughput(result: Result) -> str:
+def _throughput(result: Result) -> html.Plots:
     counts = {
         ("offered", "grey"): [part.offered for part in result.slices],
         ("answered", "blue"): [len(part.latency) for part in result.slices],
         ("good", "green"): [result.good(part) for part in result.slices],
     }
     lines = [_over_slices(result, *key, [count / result.slice_s for count in found]) for key, found in counts.items()]
-    across = Axis("seconds since the start", high=result.seconds)
-    return in_page("Throughput over time", Lines(across, Axis("requests/s"), lines))
+    limit = "of any latency" if result.good_limit_ms is None else f"within {result.good_limit_ms:g} ms"
+    return _plot(
+        "Throughput over time",
+        Lines(Axis("seconds since the start", high=result.seconds), Axis("requests/s"), lines),
+        f"Offered {result.offered_per_s:.1f}/s, answered {result.answered_per_s:.1f}/s, good {result.good_per_s:.1f}/s"
+        f" (answers {limit}).",
+    )
 
 
 def _kinds(result: Result) -> Table:
@@ -184,11 +242,11 @@ def _kinds(result: Result) -> Table:
     return untitled(columns, rows, words=1)
 
 
-def _stages(result: Result) -> dict[str, object]:
-    means = [
-        (name, colour, own.mean_ms())
-        for (name, own), colour in zip(result.stages.items(), _STAGE_COLOURS, strict=False)
-    ]
+def _stages(result: Result) -> list[html.Part]:
+    if not result.stages:
+        return ["The server does not report the times of its stages."]
+    colours = zip(result.stages.items(), _STAGE_COLOURS, strict=False)
+    means = [(name, colour, own.mean_ms()) for (name, own), colour in colours]
     rows = [
         (
             name,
@@ -199,9 +257,26 @@ def _stages(result: Result) -> dict[str, object]:
         for index, (name, own) in enumerate(result.stages.items())
     ]
     columns = ("stage", "measured by", "mean ms", "p50 ms", "p99 ms", "p99.9 ms")
+    caption = "The mean request, from its scheduled send time. Percentiles of stages do not add up to the total."
+    return [_plot("Mean time of each stage", Shares("ms", means), caption), untitled(columns, rows, words=2)]
+
+
+def _faults(result: Result) -> html.Part:
+    rows = [(name, f"{n}", f"{100 * n / result.offered:.2f}%") for name, n in result.faults.most_common()]
+    return untitled(("reason", "requests", "share"), rows, words=1) if rows else "None."
+
+
+def _generator(result: Result) -> dict[str, object]:
+    own, null = result.generator, result.generator.null
+    lateness = {f"Lateness, p{percent}": f"{_ms(own.lateness.percentile_ms(percent))} ms" for percent in (50, 99)}
+    beside = {f"No-op server, p{percent}": f"{_ms(null.percentile_ms(percent))} ms" for percent in (50, 99)}
     return {
-        "shares": in_page("Mean time of each stage", Shares("ms", means)) if means else "",
-        "stages": untitled(columns, rows, words=2),
+        **lateness,
+        "Added to the overall p99": f"{_ms(result.generator_added_ms)} ms",
+        f"Sent more than {1e3 * LATE_S:g} ms late": f"{own.late} of {result.offered}",
+        "CPU time per request": f"{own.cpu_us:.0f} us",
+        "Processes": own.processes,
+        **({**beside, "No-op server, sent late": f"{own.null_late} of {len(null)}"} if len(null) else {}),
     }
 
 

@@ -38,15 +38,13 @@ def words_of(plot: Plot, title: str = "A & B") -> list[str]:
     return [entry.text or "" for entry in drawn.iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_a_template_s_text_is_escaped_once(tmp_path: Path) -> None:
+def test_a_page_s_text_is_escaped_once() -> None:
     """Whatever it holds; what a macro has made is markup already, and what cannot be seen is shown."""
-    template = tmp_path / "page.html"
-    template.write_text(
-        '{% extends "base.html" %}{% from "parts.html" import facts %}{% block body %}{{ facts(shown) }}{% endblock %}'
-    )
-    page = html.render(template, title="a<b", shown={"one & two": "\u202e<i>"})
+    page = html.render("a<b", [html.Section("c<d", [{"one & two": "\u202e<i>"}])])
     assert "<title>a&lt;b</title>" in page
-    assert "<dt>one &amp; two</dt><dd>\N{REPLACEMENT CHARACTER}&lt;i&gt;</dd>" in page
+    assert "<h2>c&lt;d</h2>" in page
+    assert "<dt>one &amp; two</dt>" in page
+    assert ">\N{REPLACEMENT CHARACTER}&lt;i&gt;</dd>" in page
 
 
 def test_a_plot_says_its_title_axes_and_names() -> None:
