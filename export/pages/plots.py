@@ -81,14 +81,12 @@ class Axis:
     Attributes:
         title: Label, with the unit.
         is_log: Whether it is logarithmic. A linear axis begins at 0.
-        low: Where it begins instead.
         high: Where it ends; None ends it beyond the last value.
         ticks: Marked values and their labels; None marks round values.
     """
 
     title: str
     is_log: bool = False
-    low: float | None = None
     high: float | None = None
     ticks: Mapping[float, str] | None = None
 
@@ -104,19 +102,17 @@ class Axis:
         ruler.set_major_formatter(StrMethodFormatter(_PLAIN))
         if self.ticks is not None:
             axes.set(**{f"{name}ticks": list(self.ticks), f"{name}ticklabels": list(self.ticks.values())})
-        low = self.low if self.low is not None or self.is_log else 0.0
-        axes.set(**{f"{name}lim": (low, self.high)})
+        axes.set(**{f"{name}lim": (None if self.is_log else 0.0, self.high)})
 
 
 @dataclass(slots=True, frozen=True)
 class Lines:
-    """A line chart. `limits` are values of `up`, and `moments` values of `across`, that are marked with a line."""
+    """A line chart. `limits` are values of `up` that are marked with a line."""
 
     across: Axis
     up: Axis
     series: Sequence[Series]
     limits: Sequence[tuple[float, str]] = ()
-    moments: Sequence[float] = ()
     height: int = 250
 
     def draw(self, figure: FigureBase) -> None:
@@ -129,8 +125,6 @@ class Lines:
                 axes.plot(*_finite(entry.dots), "o", color=colour, markersize=5)
         for value, words in self.limits:
             axes.axhline(value, color=_COLOURS["red"], linestyle="--", label=words, gid="limit")
-        for value in self.moments:
-            axes.axvline(value, color=_COLOURS["faint"], linestyle=":", gid="moment")
         self.across.apply(axes, "x")
         self.up.apply(axes, "y")
 

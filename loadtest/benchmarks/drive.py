@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import random
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from loadtest.generator.arrivals import choices, schedule
 from loadtest.generator.child import Child
 from loadtest.generator.run import Kind, Load, run
 from loadtest.generator.scenario import Phase, Scenario
@@ -31,8 +28,7 @@ SLO_MS = 250.0
 
 _TEXTS, _MIN_WORDS, _MAX_WORDS = 200, 6, 250
 _PATIENCE_S = 10.0
-_WARM_UP_S, _ASK_S, _LOOK_S = 0.5, 60.0, 0.05
-_REFUSED, _MISSED = ("429 ", "503 "), ("504 ",)
+_WARM_UP_S, _ASK_S = 0.5, 60.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -50,12 +46,6 @@ class Workload:
     @property
     def texts(self) -> list[str]:
         return [str(kind.texts[0]) for kind in self.kinds]
-
-    def requests(self, phases: Sequence[Phase], rate: float, seed: int) -> list[tuple[float, int]]:
-        """Seconds and tokens of every request that a run with these arguments sends."""
-        times = schedule(Scenario("benchmark", "", tuple(phases), {1: 1.0}), rate, seed)
-        drawn = choices([kind.weight for kind in self.kinds], len(times), seed)
-        return [(at, self.tokens[kind]) for at, kind in zip(times.tolist(), drawn.tolist(), strict=True)]
 
 
 def mixed_texts(bundle: Bundle) -> Workload:
@@ -78,25 +68,14 @@ def even(seconds: float) -> tuple[Phase, ...]:
 
 @dataclass(slots=True)
 class Recorded(Result):
-    """A result that keeps every request, in pieces as the generators report them.
-
-    `reasons` maps the numbers in the `fault` field of a piece's records to reasons of failure.
-    """
+    """A result that keeps every request, in pieces as the generators report them."""
 
     records: list[NDArray[np.void]] = field(default_factory=list)
-    reasons: list[list[str]] = field(default_factory=list)
 
     def take(self, records: NDArray[np.void], faults: Sequence[str], kinds: Sequence[str]) -> None:
         """Keeps the records in addition to summing them up."""
         Result.take(self, records, faults, kinds)  # a class with slots has lost what `super()` looks for
         self.records.append(records)
-        self.reasons.append(list(faults))
-
-    def failed_with(self, statuses: tuple[str, ...]) -> NDArray[np.bool_]:
-        """Marks the requests that failed for a reason that begins with one of these."""
-        pieces = zip(self.records, self.reasons, strict=True)
-        found = [np.array([reason.startswith(statuses) for reason in told])[piece["fault"]] for piece, told in pieces]
-        return np.concatenate(found)
 
 
 @dataclass(slots=True, frozen=True)
@@ -107,49 +86,34 @@ class Requests:
         intended: Scheduled send time, in seconds from the start.
         latency_ms: Time from `intended` to the answer or the refusal.
         answered: Whether the request has an answer.
-        refused: Whether the server refused the request on arrival.
-        missed: Whether the server accepted the request and its deadline passed.
         tokens: Tokens of the text.
-        queue_us: As the server reports it, like `compute_us`; -1 if it does not.
     """
 
     intended: NDArray[np.float64]
     latency_ms: NDArray[np.float64]
     answered: NDArray[np.bool_]
-    refused: NDArray[np.bool_]
-    missed: NDArray[np.bool_]
     tokens: NDArray[np.int64]
-    queue_us: NDArray[np.float32]
-    compute_us: NDArray[np.float32]
 
     @classmethod
     def of(cls, recorded: Recorded, tokens: Sequence[int]) -> Requests:
         """The requests of a run over texts of these lengths in tokens."""
         every = np.concatenate(recorded.records)
-        latency_ms, answered = (every["done"] - every["intended"]) * 1e3, every["fault"] == 0
-        fates = (answered, recorded.failed_with(_REFUSED), recorded.failed_with(_MISSED))
-        stages = (every["queue_us"], every["compute_us"])
-        return cls(every["intended"], latency_ms, *fates, np.asarray(tokens)[every["kind"]], *stages)
+        latency_ms = (every["done"] - every["intended"]) * 1e3
+        return cls(every["intended"], latency_ms, every["fault"] == 0, np.asarray(tokens)[every["kind"]])
 
     def figures(self, seconds: float, good_ms: float) -> dict[str, float]:
         """Figures for tables. An answer above `good_ms` is not good; a percentile of nothing is left out."""
-        low, high = np.quantile(self.tokens, (1 / 3, 2 / 3)) if len(self.tokens) else (0, 0)
-        answered = self.answered
-        counted = {
-            "offered": np.ones_like(answered),
-            "answered": answered,
-            "good": answered & (self.latency_ms <= good_ms),
-            "refused": self.refused,
-            "missed": self.missed,
+        shortest = np.quantile(self.tokens, 1 / 3) if len(self.tokens) else 0
+        counts = {
+            "offered": len(self.answered),
+            "answered": self.answered.sum(),
+            "good": (self.answered & (self.latency_ms <= good_ms)).sum(),
         }
-        found = {f"{name}_per_s": int(chosen.sum()) / seconds for name, chosen in counted.items()}
-        found["failed_otherwise"] = float((~answered & ~self.refused & ~self.missed).sum())
+        found = {f"{name}_per_s": int(count) / seconds for name, count in counts.items()}
         for name, chosen, percent in (
-            ("p50_ms", answered, 50),
-            ("p99_ms", answered, 99),
-            ("short_p99_ms", answered & (self.tokens <= low), 99),
-            ("long_p99_ms", answered & (self.tokens >= high), 99),
-            ("refusal_p99_ms", self.refused, 99),
+            ("p50_ms", self.answered, 50),
+            ("p99_ms", self.answered, 99),
+            ("short_p99_ms", self.answered & (self.tokens <= shortest), 99),
         ):
             if chosen.any():
                 found[name] = float(np.percentile(self.latency_ms[chosen], percent, method="inverted_cdf"))
@@ -172,54 +136,6 @@ def closed_loop(
     return float(sample["per_s"])
 
 
-class Running:
-    """A load that a thread of its own sends while the caller acts on the server.
-
-    A request without an answer after `patience_s` has failed. `generator` is the module that sends.
-    """
-
-    def __init__(
-        self,
-        target: Target,
-        kinds: Sequence[Kind],
-        phases: Sequence[Phase],
-        rate: float,
-        seed: int,
-        *,
-        patience_s: float = _PATIENCE_S,
-        generator: str = "loadtest.generator.open_loop",
-    ) -> None:
-        scenario = Scenario("benchmark", "", tuple(phases), {1: 1.0})
-        load = Load(scenario, rate, tuple(kinds), seed, patience_s)
-        self.processes = load.processes
-        self.result = Recorded({}, scenario.seconds)
-        self._began: float | None = None
-        pool = ThreadPoolExecutor(1)
-        self._sent = pool.submit(run, target, load, self.result, self._show, generator)
-        pool.shutdown(wait=False)
-
-    def began(self) -> float:
-        """Start of the schedule on the clock `time.perf_counter`; waits for it."""
-        while self._began is None:
-            self.check()
-            time.sleep(_LOOK_S)
-        return self._began
-
-    def check(self) -> None:
-        """Raises BenchError if a generator has failed."""
-        if self._sent.done():
-            self._sent.result()
-
-    def join(self) -> Recorded:
-        """Waits for the last answer; raises BenchError if a generator has failed."""
-        self._sent.result()
-        return self.result
-
-    def _show(self, _: Result, passed_s: float) -> None:
-        if self._began is None:
-            self._began = time.perf_counter() - passed_s
-
-
 def drive(
     target: Target,
     workload: Workload,
@@ -227,10 +143,12 @@ def drive(
     rate: float,
     seed: int,
     patience_s: float = _PATIENCE_S,
-) -> tuple[Requests, Any]:
-    """Sends a schedule; returns its requests and the generator's facts. Raises BenchError if the generator failed."""
-    recorded = Running(target, workload.kinds, phases, rate, seed, patience_s=patience_s).join()
-    return Requests.of(recorded, workload.tokens), recorded.generator
+) -> Requests:
+    """Sends a schedule; raises BenchError if the generator failed."""
+    scenario = Scenario("benchmark", "", tuple(phases), {1: 1.0})
+    recorded = Recorded({}, scenario.seconds)
+    run(target, Load(scenario, rate, workload.kinds, seed, patience_s), recorded, lambda *_: None)
+    return Requests.of(recorded, workload.tokens)
 
 
 def block(
@@ -244,6 +162,5 @@ def block(
     patience_s: float = _PATIENCE_S,
 ) -> dict[str, float]:
     """Figures of an open-loop measurement."""
-    requests, generator = drive(target, workload, even(seconds), rate, seed, patience_s)
-    found = requests.figures(seconds, good_ms)
-    return found | {"rate": rate, "generator_late_p99_ms": generator.lateness.percentile_ms(99)}
+    requests = drive(target, workload, even(seconds), rate, seed, patience_s)
+    return {**requests.figures(seconds, good_ms), "rate": rate}

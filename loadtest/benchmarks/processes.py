@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -47,33 +42,6 @@ def resident_bytes(pid: int) -> int:
     """Resident memory of a process; shared pages count in full. 0 if it is gone."""
     fields = _stat(pid)
     return int(fields[_RESIDENT]) * _PAGE_BYTES if fields else 0
-
-
-class Peaks:
-    """Samples figures periodically (the period is in seconds) within a `with` block.
-
-    Attributes:
-        seen: The largest value of each.
-    """
-
-    def __init__(self, every_s: float, **figures: Callable[[], float]) -> None:
-        self._every_s, self._figures = every_s, figures
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self.seen = dict.fromkeys(figures, 0.0)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(self._every_s):
-            for name, figure in self._figures.items():
-                self.seen[name] = max(self.seen[name], figure())
 
 
 def machine_cpu_s() -> float:

@@ -6,10 +6,8 @@ so only `InferenceSession.run` is timed.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
-import queue
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -138,29 +136,6 @@ class RawEngine:
         rates = {"per_s": sample.per_s * size, "client_cpu_us": sample.client_cpu_us / size}
         return dataclasses.asdict(sample) | counts | rates
 
-    def drain(self, texts: list[list[int]], batch_tokens: int) -> float:
-        """Seconds for texts by length, the longest first, in batches on the narrow sessions.
-
-        A batch has at most this many tokens when padded to its longest text; a longer text is a batch of its own.
-        """
-        feeds: queue.SimpleQueue[Tensors] = queue.SimpleQueue()
-        ordered, at = sorted(texts, key=len, reverse=True), 0
-        while at < len(ordered):
-            size = max(1, batch_tokens // len(ordered[at]))
-            feeds.put(tensors_of(self._names, ordered[at : at + size]))
-            at += size
-        sessions = self._sessions["served", NARROW]
-        begun = time.perf_counter()
-        with ThreadPoolExecutor(len(sessions)) as pool:
-            list(pool.map(lambda session: _empty(session.run, feeds), sessions))
-        return time.perf_counter() - begun
-
-
-def _empty(run: Callable[..., object], feeds: queue.SimpleQueue[Tensors]) -> None:
-    with contextlib.suppress(queue.Empty):
-        while True:
-            run(None, feeds.get_nowait())
-
 
 def _loop(run: Callable[..., object], feeds: list[Tensors], end: float) -> list[Exchange]:
     clock, times = time.perf_counter, []
@@ -176,4 +151,4 @@ def _loop(run: Callable[..., object], feeds: list[Tensors], end: float) -> list[
 
 if __name__ == "__main__":
     engine = RawEngine()
-    answer({name: getattr(engine, name) for name in ("open", "vectors", "measure", "drain")})
+    answer({name: getattr(engine, name) for name in ("open", "vectors", "measure")})

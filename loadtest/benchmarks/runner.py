@@ -42,7 +42,7 @@ _Opened = TypeVar("_Opened")
 
 @dataclass(slots=True, frozen=True)
 class Option:
-    """An option of one benchmark. Its type is that of the default, or `kind`; a number must be positive, or `zero`.
+    """An option of one benchmark. Its type is that of the default, or `kind`; a number must be positive.
 
     An option whose default is False takes no value; one whose default is a tuple takes several.
     """
@@ -51,7 +51,6 @@ class Option:
     default: Any
     help: str
     kind: Callable[[str], Any] | None = None
-    zero: bool = False
 
     @property
     def name(self) -> str:
@@ -79,8 +78,6 @@ class Benchmark:
         seconds: Default length of a measurement; 0 if that is no option.
         models: Default model repository; empty if none is served.
         tokens: Default lengths of the texts; None if they are no option.
-        length: The one length of the texts, if `tokens` is None.
-        precision: The artifact's precision, whatever the command line says; None for the command line's.
         own: Its own options.
         errors: Exceptions that end a run with their message.
     """
@@ -92,16 +89,12 @@ class Benchmark:
     seconds: ClassVar[float] = 0.0
     models: ClassVar[str] = "models"
     tokens: ClassVar[tuple[int, ...] | None] = None
-    length: ClassVar[int] = 8
-    precision: ClassVar[str | None] = None
     own: ClassVar[tuple[Option, ...]] = ()
     errors: ClassVar[tuple[type[Exception], ...]] = (BenchError,)
 
     def __init__(self, options: argparse.Namespace) -> None:
         """Takes the options of the command line; starts nothing before the first missing step."""
         self.options = options
-        if self.precision is not None:
-            options.precision = self.precision
         self.stack = contextlib.ExitStack()
         self.store = Store(options.out, {})
         self.progress = Progress(0.0)
@@ -123,20 +116,11 @@ class Benchmark:
         found: _Opened = self._opened[key]
         return found
 
-    def only(self, key: object, made: Callable[[], contextlib.AbstractContextManager[_Opened]]) -> _Opened:
-        """The same, if only one may run at a time."""
-        if key not in self._opened:
-            self.stack.close()
-            self._opened.clear()
-        return self.opened(key, made)
-
-    def new_server(self, *words: str, threads: int = 0) -> BertServer:
-        """A server of the model, not started yet, with these command-line options."""
-        return BertServer(self.options.models, self.options.precision, threads or available_cpus(), *words)
-
     def server(self, *words: str, threads: int = 0) -> BertServer:
-        """The server with these options, which runs until the end."""
-        return self.opened(("the server", *words), partial(self.new_server, *words, threads=threads))
+        """The server with these command-line options, which runs until the end."""
+        options, cores = self.options, threads or available_cpus()
+        made = partial(BertServer, options.models, options.precision, cores, *words)
+        return self.opened(("the server", *words), made)
 
     @cached_property
     def client(self) -> Child:
@@ -193,9 +177,8 @@ class Benchmark:
 
         By default the steps are the rounds: all subjects in turns, length by length.
         """
-        lengths = getattr(self.options, "tokens", (self.length,))
         for number in range(1, self.options.rounds + 1):
-            for tokens in lengths:
+            for tokens in self.options.tokens:
                 yield round_name(number, tokens), partial(self.measure, number, tokens)
 
     def turns(self, tokens: int) -> Iterable[Turn]:
@@ -228,10 +211,6 @@ class Benchmark:
             path.with_name(f"{path.stem}{'-' if name else ''}{name}.svg").write_text(svg, encoding="utf-8")
         return f"{text}\nwritten: {store.path} and {path}"
 
-    def failed(self, store: Store) -> bool:
-        """Whether a promise was broken, for the exit code; figures alone break none."""
-        return not store.steps
-
 
 def parser(benchmarks: Sequence[type[Benchmark]], prog: str = "loadtest.benchmarks") -> argparse.ArgumentParser:
     """The parser of the command line."""
@@ -243,45 +222,27 @@ def parser(benchmarks: Sequence[type[Benchmark]], prog: str = "loadtest.benchmar
     commands = made.add_subparsers(dest="name", metavar="NAME", required=True)
     for kind in benchmarks:
         command = commands.add_parser(kind.name, help=kind.purpose, description=kind.purpose)
-        served = [
-            Option("--models", Path(kind.models), "Model repository (default: %(default)s)."),
-            Option("--precision", "auto", "Precision, as for `bertserve serve` (default: %(default)s)."),
-        ]
-        shared = [
-            *(served if kind.models else ()),
-            *(
-                [Option("--rounds", kind.rounds, "Number of interleaved rounds (default: %(default)s).")]
-                if kind.rounds
-                else ()
-            ),
-            *(
-                [
-                    Option(
-                        "--seconds",
-                        float(kind.seconds),
-                        "Duration of a measurement, in seconds (default: %(default)s).",
-                    )
-                ]
-                if kind.seconds
-                else ()
-            ),
-            *([Option("--tokens", kind.tokens, "Lengths of the texts, in tokens.")] if kind.tokens else ()),
+        out = Path(kind.out or f"docs/benchmarks/{kind.name}.json")
+        shared = (
+            Option("--models", kind.models and Path(kind.models), "Model repository (default: %(default)s)."),
             Option(
-                "--out",
-                Path(kind.out or f"docs/benchmarks/{kind.name}.json"),
-                "File for the figures (default: %(default)s).",
+                "--precision", kind.models and "auto", "Precision, as for `bertserve serve` (default: %(default)s)."
             ),
-            Option(
-                "--minutes", 60.0, "Time limit in minutes: start no step that would end later (default: %(default)s)."
-            ),
+            Option("--rounds", kind.rounds, "Number of interleaved rounds (default: %(default)s)."),
+            Option("--seconds", float(kind.seconds), "Duration of a measurement, in seconds (default: %(default)s)."),
+            Option("--tokens", kind.tokens, "Lengths of the texts, in tokens."),
+        )
+        always = (
+            Option("--out", out, "File for the figures (default: %(default)s)."),
+            Option("--minutes", 60.0, "Time limit, in minutes: start no step that would end later (default: 60)."),
             Option("--only", "", "Regular expression: measure only steps whose names match."),
             Option("--again", False, "Repeat measurements that are already in the file."),
             Option("--fresh", False, "Discard the figures in the file."),
             Option("--page-only", False, "Write the page from the file, without a measurement."),
-        ]
-        for option in (*shared, *kind.own):
+        )
+        for option in (*(option for option in shared if option.default), *always, *kind.own):
             option.add(command)
-        command.set_defaults(kind=kind, zero=[option.name for option in kind.own if option.zero])
+        command.set_defaults(kind=kind)
     return made
 
 
@@ -291,7 +252,7 @@ def main(
     """Measures what is missing and writes the page.
 
     Returns:
-        0 after the measurement, whatever the figures; 1 if it is impossible, or a promise is broken.
+        0 after the measurement, whatever the figures; 1 if it is impossible.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     made = parser(benchmarks, prog)
@@ -299,7 +260,7 @@ def main(
     options.out = options.out.with_suffix(".json")
     for name, value in vars(options).items():
         numbers = value if isinstance(value, (list, tuple)) else [value]
-        if any(type(n) in {int, float} and n <= 0 and (n < 0 or name not in options.zero) for n in numbers):
+        if any(type(n) in {int, float} and n <= 0 for n in numbers):
             made.error(f"--{name.replace('_', '-')} must be positive")
     benchmark: Benchmark = options.kind(options)
     try:
@@ -312,7 +273,7 @@ def main(
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED
-    return int(benchmark.failed(store))
+    return int(not store.steps)
 
 
 def _measured(benchmark: Benchmark, command: str) -> Store:

@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import random
-import resource
 import socket
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from loadtest.benchmarks.processes import cpu_s, descendants, resident_bytes, ru
 from loadtest.errors import BenchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
 HOST = "127.0.0.1"
@@ -29,7 +28,6 @@ _END_LIMIT_S = 15.0
 _POLL_S = 0.02
 _GRACE_S = 0.5
 _LOG_LINES = 8
-_SOFT_DESCRIPTORS = 1024
 _FRONT = "serving.front"
 
 
@@ -135,11 +133,6 @@ class ServerProcess:
         """Resident memory."""
         return self._usage(resident_bytes)
 
-    def log_lines(self) -> int:
-        """Number of lines in its log so far."""
-        log = self._log.fileno()
-        return os.pread(log, os.fstat(log).st_size, 0).count(b"\n")
-
     def last_words(self) -> str:
         """The end of its log, and its exit code if it has ended: the explanation of a failed measurement."""
         self._log.seek(0)
@@ -227,17 +220,6 @@ def program() -> Path:
     if not found.exists():
         raise BenchError(f"there is no {found}: install the project into the environment of this interpreter")
     return found
-
-
-@contextlib.contextmanager
-def few_descriptors() -> Iterator[None]:
-    """Processes started in this block have the soft descriptor limit of a login."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(_SOFT_DESCRIPTORS, hard), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Pages and plots. A page is a template beside its benchmark, `<name>.md.j2`, filled with the figures of its store."""
+"""Pages. A page is a template beside its benchmark, `<name>.md.j2`, filled with the figures of its store."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
-from export.pages.plots import Axis, Lines, Series, as_file
 from loadtest.errors import BenchError
 from loadtest.report.sample import Spread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    Points = Sequence[tuple[float, float]]
+    from collections.abc import Callable, Iterable
 
 _BLOCK = re.compile(
     r"(?P<begin><!-- made: (?P<name>[a-z ]+) -->)\n(?P<made>.*?)\n(?P<end><!-- made until here -->)", re.DOTALL
@@ -74,39 +71,3 @@ def filled(text: str, made: str) -> str:
     if sorted(places) != sorted(tables):
         raise BenchError(f"the page must have a place for each of {', '.join(tables)}, and has {', '.join(places)}")
     return _BLOCK.sub(lambda match: f"{match['begin']}\n\n{tables[match['name']]}\n\n{match['end']}", text)
-
-
-def chart(
-    title: str,
-    across: str,
-    up: str,
-    lines: Mapping[str, tuple[str, Points] | tuple[str, Points, Points]],
-    *,
-    log_across: bool = False,
-    log_up: bool = False,
-    reach: float | None = None,
-    whole: bool = False,
-    limits: Sequence[tuple[float, str]] = (),
-    moments: Sequence[float] = (),
-) -> str:
-    """A plot of lines by name: color, points and markers of each.
-
-    Args:
-        title: Title above the plot.
-        across: Label of the x axis.
-        up: Label of the y axis.
-        lines: Lines, drawn one over the other.
-        log_across: Whether the x axis is logarithmic.
-        log_up: Whether the y axis is logarithmic.
-        reach: End of the x axis, if not the last point.
-        whole: Whether the x axis begins and ends with the points and marks whole numbers.
-        limits: Marked values of `up`, with their labels.
-        moments: Marked values of `across`.
-    """
-    series = [Series(name, *line) for name, line in lines.items()]
-    below = Axis(across, log_across, high=reach)
-    if whole:
-        xs = [x for line in series for x, _ in (*line.points, *line.dots)]
-        marks = range(round(min(xs)), round(max(xs)) + 1)
-        below = Axis(across, low=min(xs), high=max(xs), ticks={float(mark): f"{mark}" for mark in marks})
-    return as_file(title, Lines(below, Axis(up, log_up), series, limits, moments))

@@ -13,27 +13,18 @@ from loadtest.errors import BenchError
 from loadtest.generator.child import module_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 _LIMIT_S = 300.0
 _CURVE = ("offered_per_s", "p50_ms", "p99_ms")
 
 
-def replay(status: Any, requests: Sequence[tuple[float, int]], seconds: float, overhead: Mapping[str, float]) -> Any:  # noqa: ANN401  JSON
-    """Simulates the requests (seconds and tokens of each) of a measured run, by the server's `/status`.
-
-    `overhead` holds options of `bertserve simulate` that end in `-us`, without that suffix. This and the other
-    functions raise BenchError if the simulator fails.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        costs, kept = Path(folder) / "status.json", Path(folder) / "requests.json"
-        costs.write_text(json.dumps(status), encoding="utf-8")
-        kept.write_text(json.dumps(requests), encoding="utf-8")
-        return _asked(overhead, "--cost", str(costs), "--replay", str(kept), "--duration", str(seconds))
-
-
 def capacity(cost: str, tokens: int, slo_ms: float, overhead: Mapping[str, float]) -> Any:  # noqa: ANN401  JSON
-    """Capacity at an objective for p99, and the curves below it, of a published table at one length."""
+    """Capacity at an objective for p99, and the curves below it, of a published table at one length.
+
+    `overhead` holds options of `bertserve simulate` that end in `-us`, without that suffix. Both functions raise
+    BenchError if the simulator fails.
+    """
     with tempfile.TemporaryDirectory() as folder:
         curve = Path(folder) / "curve.json"
         words = ("--cost", cost, "--tokens", str(tokens), "--slo-p99-ms", str(slo_ms), "--find-capacity")

@@ -13,11 +13,11 @@ from functools import cached_property, partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from export.pages.plots import Axis, Lines, Series, as_file
 from loadtest.benchmarks import simulator
 from loadtest.benchmarks.drive import Workload, block, drive, even
 from loadtest.benchmarks.runner import Benchmark, Option
 from loadtest.benchmarks.server_process import HOST
-from loadtest.benchmarks.show import chart
 from loadtest.benchmarks.turns import Samples, measure_round, round_name
 from loadtest.generator.messages import Target
 from loadtest.generator.workload import make_texts
@@ -185,11 +185,12 @@ def overhead(samples: Samples) -> dict[str, float]:
 
 def _plot(store: Store, name: str) -> str:
     found = {step.split()[1]: run for step, run in store.named("simulated ").items() if step.split()[0] == name}
-    lines = {}
+    lines = []
     for colour, (tokens, run) in zip(_COLOURS, found.items(), strict=False):
         runs = [each for each in run["runs"] if each["p99_ms"] is not None]
         p99, p50 = ([(each["offered_per_s"], each[key]) for each in runs] for key in ("p99_ms", "p50_ms"))
-        lines[f"{tokens} tokens: p99 (dots: p50)"] = (colour, p99, p50)
+        lines.append(Series(f"{tokens} tokens: p99 (dots: p50)", colour, p99, p50))
     slo_ms = next(iter(found.values()))["slo_ms"]
     title, limits = f"Simulated, not measured: {name.removeprefix('t4-')} on one T4", [(slo_ms, f"{slo_ms:g} ms")]
-    return chart(title, "offered requests a second", "ms", lines, log_across=True, log_up=True, limits=limits)
+    across, up = Axis("offered requests a second", is_log=True), Axis("ms", is_log=True)
+    return as_file(title, Lines(across, up, lines, limits))

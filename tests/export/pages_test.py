@@ -28,7 +28,6 @@ LINES = Lines(
     Axis("ms", is_log=True),
     [Series("p50", "blue", [(1, 2.0), (2, math.nan), (3, 4.0)], [(2, math.inf), (3, 5.0)]), Series("p99", "grey", [])],
     limits=[(10.0, "SLO 10 ms")],
-    moments=[2.5],
 )
 
 
@@ -51,7 +50,6 @@ def test_a_plot_says_its_title_axes_and_names() -> None:
     """As text, which can be read, searched and copied; a limit stands in the key, an interrupted line is drawn."""
     words = words_of(LINES)
     assert {"A & B", "requests a second", "ms", "p50", "p99", "SLO 10 ms", "2", "10"} <= set(words)
-    assert as_file("A & B", LINES).count('class="moment"') == 1
 
 
 def test_a_plot_follows_the_reader_s_scheme() -> None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.benchmarks import simulator
 from loadtest.benchmarks.drive import Workload, drive, even
 from loadtest.capacity.simulate_cli import main as simulate
 from loadtest.cli import HELD, IMPOSSIBLE, MISSED, main
@@ -257,15 +256,18 @@ def test_a_node_keeps_what_a_simulation_needs(
     assert json.loads(capsys.readouterr().out)["p50_ms"] > 0
 
 
-def test_the_very_requests_of_a_run_are_simulated(serve: Callable[..., Server]) -> None:
+def test_the_very_requests_of_a_run_are_simulated(
+    serve: Callable[..., Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What was sent and what is replayed are the same requests; all are answered in both."""
-    server = serve(*SLOW)
-    requests, _ = drive(target_of(server, "http"), WORKLOAD, even(2.0), 20.0, 3)
-    replayed = WORKLOAD.requests(even(2.0), 20.0, 3)
-    assert sorted(requests.intended.tolist()) == pytest.approx([at for at, _ in replayed])
+    server, costs, kept = serve(*SLOW), tmp_path / "status.json", tmp_path / "requests.json"
+    requests = drive(target_of(server, "http"), WORKLOAD, even(2.0), 20.0, 3)
     assert requests.answered.all()
-    told = simulator.replay(get(server.metrics, "/status").json(), replayed, 2.0, {"receive": 500.0})
-    assert told["fates"] == {"answered": len(replayed)}
+    costs.write_text(json.dumps(get(server.metrics, "/status").json()))
+    kept.write_text(json.dumps([[at, 8] for at in sorted(requests.intended.tolist())]))
+    assert simulate(["--cost", str(costs), "--replay", str(kept), "--duration", "2", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["fates"] == {"answered": len(requests.intended)}
     assert told["p50_ms"] >= 20
     assert told["compute_ms"] >= 20
 

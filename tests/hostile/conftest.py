@@ -4,10 +4,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.benchmarks.server_process import few_descriptors
 from loadtest.generator.child import Child
 from tests.hostile.polite import Polite
-from tests.support.hostile import victim_of
+from tests.support.hostile import few_descriptors, victim_of
 from tests.support.models import NAME
 from tests.support.server import FAKE, Server
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from loadtest.benchmarks.processes import Peaks
 from tests.hostile.attacks import ATTACKS
 from tests.hostile.polite import latencies
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from loadtest.generator.child import Child
     from tests.hostile.polite import Polite
     from tests.hostile.victim import Victim
@@ -45,6 +47,33 @@ class Plan:
     control_s: float
     settle_s: float
     hurries: bool = False
+
+
+class Peaks:
+    """Samples figures periodically (the period is in seconds) within a `with` block.
+
+    Attributes:
+        seen: The largest value of each.
+    """
+
+    def __init__(self, every_s: float, **figures: Callable[[], float]) -> None:
+        self._every_s, self._figures = every_s, figures
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.seen = dict.fromkeys(figures, 0.0)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._every_s):
+            for name, figure in self._figures.items():
+                self.seen[name] = max(self.seen[name], figure())
 
 
 def trial(victim: Victim, polite: Polite, attacker: Child, name: str, plan: Plan) -> dict[str, Any]:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.benchmarks.server_process import few_descriptors
 from tests.hostile.measure import LEFT_MB, soak
 from tests.hostile.polite import Polite
-from tests.support.hostile import victim_of
+from tests.support.hostile import few_descriptors, victim_of
 from tests.support.models import NAME, ROOT
 from tests.support.server import FAKE, Server
 from tests.support.waiting import wait_for

@@ -9,12 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from loadtest.benchmarks.drive import Running, closed_loop, even
+from loadtest.benchmarks.drive import closed_loop, even
 from loadtest.benchmarks.server_process import HOST
 from loadtest.generator.client import GRPC
 from loadtest.generator.messages import Target
-from loadtest.generator.run import Kind
+from loadtest.generator.run import Kind, Load, run
+from loadtest.generator.scenario import Scenario
 from loadtest.generator.workload import find_bundle, make_texts
+from loadtest.report.result import Result
 from tests.support.rolling.accounting import identity
 from tests.support.rolling.parts import NAMES, Proxy, Replica
 
@@ -35,7 +37,7 @@ _SEEN_S = 10.0
 _END_S = 30.0
 """Kubernetes' default, and the value in deploy/kubernetes."""
 
-_PATIENCE_S = 10.0
+_PATIENCE_S, _LOOK_S = 10.0, 0.05
 _BROKEN = ("replies broken", "replies cut off by a replica", "replies 4xx", "replies 5xx")
 
 
@@ -115,6 +117,39 @@ class Found:
         return wrong + self.errors
 
 
+class Running:
+    """A load that a thread of its own sends while the caller acts on the servers."""
+
+    def __init__(self, target: Target, kinds: tuple[Kind, ...], seconds: float, rate: float, seed: int) -> None:
+        load = Load(Scenario("rolling", "", even(seconds), {1: 1.0}), rate, kinds, seed, _PATIENCE_S)
+        self.processes = load.processes
+        self.result = Result({}, seconds)
+        self._began: float | None = None
+        pool = ThreadPoolExecutor(1)
+        self._sent = pool.submit(run, target, load, self.result, self._show, _GENERATOR)
+        pool.shutdown(wait=False)
+
+    def began(self) -> float:
+        """Start of the schedule on the clock `time.perf_counter`; waits for it."""
+        while self._began is None:
+            self.check()
+            time.sleep(_LOOK_S)
+        return self._began
+
+    def check(self) -> None:
+        """Raises BenchError if a generator has failed."""
+        if self._sent.done():
+            self._sent.result()
+
+    def join(self) -> None:
+        """Waits for the last answer; raises BenchError if a generator has failed."""
+        self._sent.result()
+
+    def _show(self, _: Result, passed_s: float) -> None:
+        if self._began is None:
+            self._began = time.perf_counter() - passed_s
+
+
 def experiment(plan: Plan, say: Callable[[str], None]) -> Found:
     """Runs the experiment; raises BenchError if a server or generator does not start, or a server does not end."""
     bundle = find_bundle(plan.models)
@@ -144,8 +179,7 @@ def experiment(plan: Plan, say: Callable[[str], None]) -> Found:
         loads = {}
         for seed, protocol in enumerate(PROTOCOLS, 1):
             target = Target(protocol, HOST, getattr(proxy, f"{protocol}_port"), bundle.model)
-            share = (kinds, even(seconds), rate / len(PROTOCOLS), seed)
-            loads[protocol] = Running(target, *share, patience_s=_PATIENCE_S, generator=_GENERATOR)
+            loads[protocol] = Running(target, kinds, seconds, rate / len(PROTOCOLS), seed)
         _restart_all(found, plan, replicas, proxy, loads, say)
         say("waiting for the last answers")
         for load in loads.values():
@@ -183,7 +217,7 @@ def _restart_all(
         while now() < _CALM_S + number * each_s:
             for load in loads.values():
                 load.check()
-            time.sleep(0.05)
+            time.sleep(_LOOK_S)
         replica = replicas[number % len(replicas)]
         failed = sum(load.result.failed + load.result.unsent for load in loads.values())
         say(f"restart {number + 1} of {plan.restarts}; {now():.0f} of {found.seconds:.0f} s, {failed} requests failed")
