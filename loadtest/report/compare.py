@@ -16,7 +16,7 @@ import numpy as np
 
 from export.pages.tables import Table
 from loadtest.errors import BenchError
-from loadtest.report.noise import DRAWS, MIN_SLICES, TAIL, counts_of
+from loadtest.report.noise import MIN_SLICES, TAIL, Redrawn, drawn
 from loadtest.report.result import MIN_SLICE_S
 
 if TYPE_CHECKING:
@@ -51,38 +51,14 @@ class Difference:
         return self.low > 0 or self.high < 0
 
 
-class _Run:
-    """The counts of a run's slices, and resampled versions of them."""
-
-    def __init__(self, result: Result, values: NDArray[np.float64]) -> None:
-        self._values = values
-        self._slice_s = result.slice_s
-        self._counts = counts_of(result, values)
-        self._failed = np.array([part.failed for part in result.slices])
-
-    def figures(self, drawn: NDArray[np.int64]) -> list[float]:
-        """Percentiles, throughput and failures of the drawn slices."""
-        # Counts how often each slice is drawn instead of copying slices.
-        weights = np.bincount(drawn, minlength=len(self._counts))
-        counts = np.cumsum(weights @ self._counts)
-        answered, failed = int(counts[-1]), int(weights @ self._failed)
-        ranks = [max(1, int(answered * percent / 100 + 0.5)) for percent in PERCENTILES]  # as HdrHistogram counts
-        percentiles = [float(self._values[np.searchsorted(counts, rank)]) for rank in ranks] if answered else []
-        return [
-            *(percentiles or [float("nan")] * len(PERCENTILES)),
-            answered / (len(drawn) * self._slice_s),
-            100 * failed / max(1, answered + failed),
-        ]
-
-    def all(self) -> list[float]:
-        return self.figures(np.arange(len(self._counts)))
-
-    def redrawn(self, dice: np.random.Generator) -> NDArray[np.float64]:
-        count = len(self._counts)
-        return np.array([self.figures(dice.integers(count, size=count)) for _ in range(DRAWS)])
+def _figures(result: Result, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Percentiles, throughput and failures, with a column for each version; see `Redrawn`."""
+    runs = Redrawn(result, weights)
+    percentiles = [np.where(runs.answered > 0, runs.percentile(percent), np.nan) for percent in PERCENTILES]
+    return np.array([*percentiles, runs.answered / result.seconds, runs.failed_percent()])
 
 
-def differences(first: Result, second: Result, seed: int = 1) -> list[Difference]:
+def differences(first: Result, second: Result) -> list[Difference]:
     """The figures of two runs, with the intervals of their differences.
 
     Raises:
@@ -96,15 +72,11 @@ def differences(first: Result, second: Result, seed: int = 1) -> list[Difference
             )
         if not len(result.latency):
             raise BenchError("a run without answers cannot be compared")
-    values = np.union1d(*(result.latency.distribution()[0] for result in (first, second)))
-    runs = [_Run(result, values) for result in (first, second)]
-    dice = np.random.default_rng(seed)
-    spread = runs[1].redrawn(dice) - runs[0].redrawn(dice)
-    low, high = np.nanpercentile(spread, [TAIL, 100 - TAIL], axis=0)
+    redrawn = [_figures(result, drawn(result, seed)) for seed, result in enumerate((first, second))]
+    low, high = np.nanpercentile(redrawn[1] - redrawn[0], [TAIL, 100 - TAIL], axis=1).tolist()
+    measured = (_figures(result, np.ones((1, len(result.slices))))[:, 0].tolist() for result in (first, second))
     names = [*(f"p{percent:g} ms" for percent in PERCENTILES), "answered/s", "failed %"]
-    return [
-        Difference(*row) for row in zip(names, runs[0].all(), runs[1].all(), low.tolist(), high.tolist(), strict=True)
-    ]
+    return [Difference(*row) for row in zip(names, *measured, low, high, strict=True)]
 
 
 def lines(first: Result, second: Result) -> list[str | Table]:

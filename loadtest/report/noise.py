@@ -20,13 +20,41 @@ TAIL = 2.5
 """Percentage left out at each end of an interval."""
 
 
-def counts_of(result: Result, values: NDArray[np.float64]) -> NDArray[np.int32]:
-    """Count of each latency in each slice."""
-    counts = np.zeros((len(result.slices), len(values)), np.int32)
-    for row, part in zip(counts, result.slices, strict=True):
-        own, found = part.latency.distribution()
-        row[np.searchsorted(values, own)] = found
-    return counts
+class Redrawn:
+    """Versions of a run, one for each row of `weights`: how often each of its slices counts.
+
+    Attributes:
+        answered: Answered requests of each version, like `failed` and `unsent`.
+    """
+
+    def __init__(self, result: Result, weights: NDArray[np.float64]) -> None:
+        values = result.latency.distribution()[0]
+        counts = np.zeros((len(result.slices), len(values)))
+        for row, part in zip(counts, result.slices, strict=True):
+            own, found = part.latency.distribution()
+            row[np.searchsorted(values, own)] = found
+        self._values = np.append(values, np.inf)
+        self._passed = np.cumsum(weights @ counts, axis=1)
+        self.answered = weights @ counts.sum(axis=1)
+        self.failed = weights @ np.array([part.failed for part in result.slices])
+        self.unsent = weights @ np.array([part.unsent for part in result.slices])
+
+    def percentile(self, percent: float, lost: NDArray[np.float64] | float = 0.0) -> NDArray[np.float64]:
+        """The latency percentile of each version in ms; `lost` requests count as later than any other."""
+        # Ranks as HdrHistogram counts.
+        ranks = np.maximum(1, np.floor((self.answered + lost) * percent / 100 + 0.5))
+        found: NDArray[np.float64] = self._values[(self._passed < ranks[:, None]).sum(axis=1)]
+        return found
+
+    def failed_percent(self) -> NDArray[np.float64]:
+        percent: NDArray[np.float64] = 100 * self.failed / np.maximum(1, self.answered + self.failed)
+        return percent
+
+
+def drawn(result: Result, seed: int = 1) -> NDArray[np.float64]:
+    """Weights for `DRAWS` versions of a run, each redrawn with replacement from its slices."""
+    slices = len(result.slices)
+    return np.random.default_rng(seed).multinomial(slices, np.full(slices, 1 / slices), DRAWS).astype(np.float64)
 
 
 def interval(objective: Objective, result: Result, *, failed_are_late: bool = False) -> tuple[float, float] | None:
@@ -39,21 +67,11 @@ def interval(objective: Objective, result: Result, *, failed_are_late: bool = Fa
         result: The run.
         failed_are_late: Whether a failed request counts as infinitely late; see `judge`.
     """
-    count = len(result.slices)
-    if count < MIN_SLICES:
+    if len(result.slices) < MIN_SLICES:
         return None
-    weights = np.random.default_rng(1).multinomial(count, np.full(count, 1 / count), DRAWS).astype(np.float64)
-    failed, unsent = (weights @ [getattr(part, name) for part in result.slices] for name in ("failed", "unsent"))
-    values = result.latency.distribution()[0]
-    passed = np.cumsum(weights @ counts_of(result, values), axis=1) if len(values) else np.zeros((DRAWS, 1))
-    answered = passed[:, -1]
-    if objective.is_latency:
-        asked = answered + unsent + (failed if failed_are_late else 0)
-        ranks = np.maximum(1, np.floor(asked * objective.percent / 100 + 0.5))
-        # An unanswered request counts as later than any other.
-        figures = np.append(values, np.inf)[np.minimum((passed < ranks[:, None]).sum(axis=1), len(values))]
-    else:
-        figures = 100 * failed / np.maximum(1, answered + failed)
+    runs = Redrawn(result, drawn(result))
+    lost = runs.unsent + (runs.failed if failed_are_late else 0)
+    figures = runs.percentile(objective.percent, lost) if objective.is_latency else runs.failed_percent()
     low, high = np.percentile(figures, [TAIL, 100 - TAIL], method="nearest")
     return float(low), float(high)
 
