@@ -107,20 +107,6 @@ class ServerProcess:
     ) -> None:
         self._end()
 
-    def stop(self, limit_s: float) -> int:
-        """Sends SIGTERM; returns the exit code.
-
-        Raises:
-            BenchError: It does not end in time.
-        """
-        self._process.terminate()
-        try:
-            code = self._process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            raise BenchError(f"the server did not end within {limit_s:g} s of SIGTERM:\n{self.last_words()}") from None
-        self._end()
-        return code
-
     def pids(self) -> list[int]:
         """Its processes, the first one in front."""
         return [self._process.pid, *descendants(self._process.pid)]

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from loadtest.capacity.tables import BatchCosts
 
-_MAX_QUEUE_TOKENS = 1 << 19
 _NARROW = 1.01
 """The search ends when the ratio of the rates on both sides of the edge is at most this."""
 
@@ -30,14 +29,12 @@ class World:
     Attributes:
         device: The device and its costs.
         policy: The batching policy.
-        max_queue_tokens: Maximum tokens in flight.
         seed: Random seed.
         bulk: Weights of the text lengths of a saturating bulk job; None without one.
     """
 
     device: Device
     policy: Policy
-    max_queue_tokens: int
     seed: int
     bulk: Mapping[int, float] | None = None
 
@@ -65,7 +62,7 @@ class World:
             group_tokens=GROUP_TOKENS,
             prefetch_tokens=PREFETCH_TOKENS,
         )
-        return cls(device, policy, _MAX_QUEUE_TOKENS, seed, bulk)
+        return cls(device, policy, seed, bulk)
 
     def run(self, arrivals: Sequence[Arrival], seconds: float) -> Figures:
         """Simulates a schedule of that many seconds."""
@@ -74,7 +71,6 @@ class World:
             self.policy,
             arrivals,
             BulkJob(seconds, self.bulk) if self.bulk else None,
-            max_queue_tokens=self.max_queue_tokens,
             seed=self.seed,
         )
         found = Figures.of(arrivals, played.outcomes, seconds)

@@ -19,16 +19,13 @@ ON_ITS_CORES = msgspec.structs.replace(_CORE, receive_us=170, token_us=3.25, rep
 and client: 0.36 ms at 8 tokens).
 """
 BESIDE_A_GPU = msgspec.structs.replace(_CORE, receive_us=63, text_us=13, token_us=0.175, reply_us=38, wire_us=250)
-"""Overhead of HTTP over an engine on a GPU, as in docs/benchmarks/fronts.md: one process under load.
+"""Overhead of HTTP over an engine on a GPU, as in docs/benchmarks/fronts.md: one process under load, or each front.
 
 A request of one text takes 116 us of CPU time at 8 tokens, 137 us at 128, its share of a batch included. Each further
 text adds about an eighth, and its tokens. `wire_us` is the remainder of a lone text's 0.39 ms in docs/benchmarks/t4.md.
 """
-FRONT_BESIDE_A_GPU = BESIDE_A_GPU
-"""The same of each of several front processes, which cost about what one process does (docs/benchmarks/fronts.md)."""
 
 
 def usual(threads: int, fronts: int = 1) -> Overhead:
     """The overhead for an engine that shares that many cores with the server; 0 for an engine on its own device."""
-    beside_a_gpu = BESIDE_A_GPU if fronts == 1 else FRONT_BESIDE_A_GPU
-    return msgspec.structs.replace(ON_ITS_CORES if threads else beside_a_gpu, shared_cores=threads, fronts=fronts)
+    return msgspec.structs.replace(ON_ITS_CORES if threads else BESIDE_A_GPU, shared_cores=threads, fronts=fronts)

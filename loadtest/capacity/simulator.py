@@ -98,7 +98,6 @@ class BulkDone(msgspec.Struct):
     """The work of a bulk job within its time."""
 
     texts: int = 0
-    tokens: int = 0
     device_us: float = 0.0
 
 
@@ -436,7 +435,6 @@ class _Simulation:
             request.compute_s = max(request.compute_s, compute_us / 1e6)
             if item.priority == BULK and self._job is not None:
                 self.bulk_done.texts += 1
-                self.bulk_done.tokens += item.tokens
             if request.missing == 0 and request.outcome is None:
                 self._settle(request, RequestOutcome.ANSWERED, self._occupy(request.front, self._overhead.reply_us))
 

@@ -63,7 +63,6 @@ def capacity_report(found: Capacity) -> str:
         for point in points
     ]
     columns = ("offered/s", "p50 ms", "p99 ms (noise)", "good/s", "failed %", "objectives")
-    across = Axis("offered requests/s")
     latency = [
         _over_rate("p50", "blue", [(point.rate, point.p50_ms) for point in points]),
         _over_rate("p99", "orange", [(point.rate, point.p99_ms) for point in points]),
@@ -72,33 +71,25 @@ def capacity_report(found: Capacity) -> str:
         Series("offered", "grey", [(0.0, 0.0), (points[-1].rate, points[-1].rate)]),
         _over_rate("goodput", "green", [(point.rate, point.good_per_s) for point in points]),
     ]
+    across = Axis("offered requests/s")
+    over_rate = _plot(
+        "Latency over rate",
+        Lines(across, Axis("ms", is_log=True), latency),
+        "Each dot is a run; the line connects the medians. Runs at the same rate differ only by noise.",
+    )
+    good = _plot(
+        "Goodput over rate",
+        Lines(across, Axis("requests/s"), goodput),
+        "Answers within the widest latency objective. The gap to the gray line was late or failed.",
+    )
     tone = "bad" if not found.highest else "" if found.is_decided else "caution"
     return html.render(
         "Capacity",
         [
             f"{found.facts['target']}, {found.facts['date']}",
             html.Verdict([(found.verdict(), f" at {', '.join(found.slo)}"), ("", found.confidence())], tone),
-            html.Section(
-                "Latency over rate",
-                [
-                    f"{found.shape()}.",
-                    _plot(
-                        "Latency over rate",
-                        Lines(across, Axis("ms", is_log=True), latency),
-                        "Each dot is a run; the line connects the medians. Runs at the same rate differ only by noise.",
-                    ),
-                ],
-            ),
-            html.Section(
-                "Goodput over rate",
-                [
-                    _plot(
-                        "Goodput over rate",
-                        Lines(across, Axis("requests/s"), goodput),
-                        "Answers within the widest latency objective. The gap to the gray line was late or failed.",
-                    )
-                ],
-            ),
+            html.Section("Latency over rate", [f"{found.shape()}.", over_rate]),
+            html.Section("Goodput over rate", [good]),
             html.Section("Runs", [untitled(columns, rows)]),
             _run(found.facts),
         ],

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import shutil
+import subprocess
 import time
 from collections import Counter
 from pathlib import Path
@@ -52,6 +53,16 @@ class Replica(BertServer):
     def start(self) -> float:
         """Starts it, waits until it is ready, and returns the seconds; raises BenchError if it never is."""
         return self.__enter__().ready_s
+
+    def stop(self, limit_s: float) -> int:
+        """Sends SIGTERM and returns the exit code; raises BenchError if it does not end in time."""
+        self._process.terminate()
+        try:
+            code = self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise BenchError(f"replica {self.name} did not end within {limit_s:g} s:\n{self.last_words()}") from None
+        self.close()
+        return code
 
     def close(self) -> None:
         """Ends it if it still runs."""
