@@ -40,14 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def repository(folder: Path) -> Path:
     from export.cli.export import main  # noqa: PLC0415  likewise
-    from export.texts import corpus  # noqa: PLC0415
-    from tests.support.lean_exports import few_probes, few_texts, keep_optimized  # noqa: PLC0415
 
-    keep_optimized()
     made = folder.with_name("models")
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
-        patch.setattr(corpus, "read", few_texts)
-        patch.setattr(corpus, "probes", few_probes)
+    with contextlib.redirect_stdout(io.StringIO()):
         assert main([str(folder), "--out", str(made), "--precision", "fp32"]) == 0
     return made
 

@@ -52,14 +52,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def repository(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     from export.cli.export import main  # noqa: PLC0415  likewise
-    from export.texts import corpus  # noqa: PLC0415
-    from tests.support.lean_exports import few_probes, few_texts, keep_optimized  # noqa: PLC0415
 
-    keep_optimized()
     repository: Path = tmp_path_factory.mktemp("multi-vector")
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
-        patch.setattr(corpus, "read", few_texts)
-        patch.setattr(corpus, "probes", few_probes)
+    with contextlib.redirect_stdout(io.StringIO()):
         for folder in folders.values():
             assert main([str(folder), "--out", str(repository), "--precision", "fp32"]) == 0
     return repository

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from export.recipe import FORMS
-from export.texts import corpus
 from loadtest.benchmarks.exports import popular_models
 from loadtest.benchmarks.exports.__main__ import BENCHMARKS
 from loadtest.benchmarks.exports.compatibility import facts, tables
@@ -23,7 +22,6 @@ from loadtest.report import machine
 from serving.engine.base import InlineEngine
 from serving.engine.fake import FakeBackend
 from serving.records import EncodedText
-from tests.support.lean_exports import few_probes
 from tests.support.specs import model_spec
 
 if TYPE_CHECKING:
@@ -49,9 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "page.md").write_text(PAGE)
     published = Store.read(DOCS / "benchmarks" / "compatibility.json").steps["bert"]
     Store(folder / "figures.json", {"machine": machine.facts(), **facts(SMALL)}).keep("bert", published)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(corpus, "probes", few_probes)
-        assert run(folder, "--only", "^bert tag$") == 0
+    assert run(folder, "--only", "^bert tag$") == 0
     return folder
 
 

@@ -9,8 +9,7 @@ from export.checkpoint import unpickle, weights
 from export.checkpoint.layouts import megatron
 from export.errors import ExportError
 from export.texts import corpus
-from tests.support.exports import Export, export_small
-from tests.support.lean_exports import all_probes, all_texts, few_probes, few_texts, keep_optimized
+from tests.support.exports import Export, all_probes, all_texts, export_small, few_probes, few_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,11 +20,6 @@ if TYPE_CHECKING:
 def _one_thread() -> None:
     """Several threads wait for each other awake: with them, products of tiny matrices take ten times as long."""
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _graphs_optimized_once() -> None:
-    keep_optimized()
 
 
 @pytest.fixture(scope="session")

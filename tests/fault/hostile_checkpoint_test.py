@@ -12,11 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from export.cli.export import main
-from export.texts import corpus
 from serving.models.bundle import open_bundle
 from tests.support.checkpoints import edit_json, write_checkpoint
-from tests.support.lean_exports import few_probes, keep_optimized
-from tests.support.short_form import in_short
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,10 +87,10 @@ CASES: dict[str, tuple[Spoil, str]] = {
     ),
     "no bytes": (lambda f, _c: (f / WEIGHTS).write_bytes(b""), "is damaged"),
 }
-SHORT = ("pytorch_model.bin", "pickled under the other name", "index of a pickled file", "header beyond the file")
 
 
-@pytest.mark.parametrize("case", in_short(CASES, *SHORT))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("case", CASES)
 def test_row_65_weights_that_could_run_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
@@ -116,12 +113,8 @@ def test_the_canary_sings(tmp_path: Path) -> None:
     assert (tmp_path / "canary").exists()
 
 
-def test_row_65_code_that_a_checkpoint_brings_is_never_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_65_code_that_a_checkpoint_brings_is_never_imported(tmp_path: Path) -> None:
     """Pickled weights, a model's and a package's Python files lie beside good weights and are left alone."""
-    keep_optimized()
-    monkeypatch.setattr(corpus, "probes", few_probes)
     folder, canary = write_checkpoint(tmp_path / "small"), tmp_path / "canary"
     evil = f"import os\nos.mkdir({str(canary)!r})\n"
     for name in ("modeling_evil.py", "__init__.py", "transformers.py", "torch.py", "sitecustomize.py"):

@@ -14,6 +14,7 @@ from export.cli.export import main
 from export.graph import editor, optimize, task_model
 from export.proof import parity
 from export.proof.engine import open_engine
+from export.texts import corpus
 from serving.models.bundle import Bundle, open_bundle
 from serving.models.verified_dir import versions
 from tests.support.checkpoints import write_checkpoint
@@ -23,8 +24,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from export.checkpoint.reader import Checkpoint
+    from export.texts.corpus import Text
     from serving.models.manifest import Target
     from serving.records import EncodedText, Row
+
+all_texts, all_probes = corpus.read, corpus.probes
+
+
+def few_texts() -> list[Text]:
+    """Some, where it is not tested how an artifact compares with PyTorch."""
+    return all_texts()[::8]
+
+
+def few_probes() -> list[Text]:
+    """Some short ones, where it is not tested what each text of `export/texts/probes.jsonl` tells."""
+    return [text for text in all_probes() if len(str(text)) < 200][::5]
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,6 @@ EXPORTING = (
     "sympy.combinatorics",
     "torch.onnx.operators",
     "transformers.models.bert.modeling_bert",
-    "tests.support.lean_exports",
 )
 ENGINE = "forked-engine"
 """The name of a forked engine's process, whose command line is the fork server's."""
@@ -195,9 +194,7 @@ def export_fork_server() -> ForkServer:
 def _serve(near: socket.socket, imported: Sequence[str]) -> int:
     """Forks for each message, and tells how children end; returns an exit code, that of a command in a child."""
     for name in imported:
-        before_forks = getattr(importlib.import_module(name), "before_forks", None)
-        if before_forks is not None:
-            before_forks()
+        importlib.import_module(name)
     _parser()  # describes every setting, and is kept
     gc.collect()
     gc.freeze()  # children share these pages as long as nobody writes into them
