@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.imported_names import imported_names
-from tests.support.lasting import lasting_objects
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("serving", "export", "loadtest")
@@ -159,9 +158,8 @@ NAMES = {module.name for module in MODULES}
 @pytest.fixture(scope="module", autouse=True)
 def parsed() -> None:
     """Parses every module once, and not while tests are collected."""
-    with lasting_objects():
-        for module in MODULES:
-            _ = module.tree
+    for module in MODULES:
+        _ = module.tree
 
 
 def _below(*prefixes: str) -> list[Module]:

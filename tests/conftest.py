@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import gc
 import os
 import random
-import sys
+import zlib
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -12,36 +14,22 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.browser import Browser, chromium
-from tests.support.deferred import DEFERRED
-from tests.support.lasting import lasting_objects
 from tests.support.models import demo_repository
-from tests.support.server import FAKE, IMPATIENT, MEASURED, RUNNING, Server, measured
+from tests.support.server import EVERY_SERVER, FAKE, IMPATIENT, MEASURED, RUNNING, Server, measured
 from tests.support.skips import fail_in_ci
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from tests.support.browser import Page
     from tests.support.tasks import TinyModel
 
-pytest_plugins = [
-    "tests.support.by_change",
-    "tests.support.resume",
-    "tests.support.spread",
-    "tests.support.front_processes",
-]
-
 # Before PyTorch is imported: where test processes share cores its threads mostly spin, waiting for one another.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-_MANY_MODULES = 50
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)
 """Of glibc."""
-
-# From here on, as pytest imports the other conftests before it collects where it is given their folders.
-COLLECTING = contextlib.ExitStack()
-COLLECTING.enter_context(DEFERRED)
 
 # Time on a busy machine says nothing about a property; the same examples on every run say it reliably.
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -53,13 +41,32 @@ def models() -> Path:
     return demo_repository()
 
 
-def _server(*options: str) -> Any:
-    """A server of the demo model with these options, for every test that changes nothing of it."""
+@pytest.fixture(autouse=True)
+def _with_fronts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives a fifth of the contract's tests, always the same, front processes; half of these have a module's server."""
+    nodeid = request.node.nodeid
+    if nodeid.startswith("tests/contract/") and zlib.crc32(nodeid.encode()) % 5 == 0:
+        monkeypatch.setitem(EVERY_SERVER, "BERTSERVE_FRONT_PROCESSES", "2")
 
-    @pytest.fixture(scope="session")
-    def server(models: Path) -> Iterator[Server]:
-        with Server(models, *options) as running:
-            yield running
+
+@pytest.fixture(scope="session")
+def shared_server() -> Iterator[Callable[..., Server]]:
+    """Servers by their model and options, for every test that changes nothing of them; one with fronts beside each."""
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def start(models: Path, options: Sequence[str], _fronts: tuple[tuple[str, str], ...]) -> Server:
+            return stack.enter_context(Server(models, *options))
+
+        yield lambda models, *options: start(models, options, tuple(EVERY_SERVER.items()))
+
+
+def _server(*options: str) -> Any:
+    """A shared server of the demo model."""
+
+    @pytest.fixture
+    def server(models: Path, shared_server: Callable[..., Server]) -> Server:
+        return shared_server(models, *options)
 
     return server
 
@@ -89,17 +96,16 @@ def tasks_repository(tiny_models: dict[str, TinyModel], tmp_path_factory: pytest
     return repository
 
 
-@pytest.fixture(scope="session")
-def tasks_server(tasks_repository: Path) -> Iterator[Server]:
+@pytest.fixture
+def tasks_server(tasks_repository: Path, shared_server: Callable[..., Server]) -> Server:
     """A server of all of them."""
-    with Server(tasks_repository, *measured(tasks_repository)) as running:
-        yield running
+    return shared_server(tasks_repository, *measured(tasks_repository))
 
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if chromium() is None:
-        pytest.skip("no Chromium here (see make chromium)")
+        pytest.skip("no Chromium here (see make programs)")
     with Browser(tmp_path_factory.mktemp("browser")) as running:
         yield running
 
@@ -128,15 +134,24 @@ def serve(models: Path) -> Iterator[Callable[..., Server]]:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Lets the garbage collector look at what tests make and not at tests and libraries, which are most of it."""
-    with lasting_objects(), COLLECTING:
-        return (yield)
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """At the end of Python some libraries need what they made to be collected."""
+    gc.unfreeze()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks `long` what a test that is marked `sampled` does not run on every change: the same with every run."""
+    """Marks what a sample leaves out, the same with every run, and what needs a browser."""
     families: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("external")
         if item.get_closest_marker("sampled") and not any(map(item.get_closest_marker, ("long", "endurance"))):
             families[item.nodeid.partition("[")[0]].append(item)
     for name, family in families.items():
@@ -149,25 +164,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Loads what collecting the test's module deferred, before a fixture or the test changes anything."""
-    assert isinstance(item, pytest.Function)
-    DEFERRED.load(item.module.__name__)
+    """Skips a test before its fixtures start anything where its program is missing."""
+    for marker in item.iter_markers("external"):
+        if reason := next(iter(marker.args), None):
+            pytest.skip(reason)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[object]:
-    """Lets the garbage collector skip what a test imported, such as what PyTorch loads for its first export.
-
-    Between files the allocator returns free memory to the system, as exports leave hundreds of MB in each process.
-    """
-    before = len(sys.modules)
-    done = yield
-    if len(sys.modules) > before + _MANY_MODULES:
-        with lasting_objects():
-            pass
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Returns free memory to the system between files, as exports leave hundreds of MB in each process."""
     if nextitem is None or nextitem.path != item.path:
         _TRIM(0)
-    return done
 
 
 @pytest.hookimpl(wrapper=True)

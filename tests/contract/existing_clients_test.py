@@ -35,8 +35,8 @@ SAME_ANSWER = 1e-3
 SLOW = {"chromadb", "haystack", "llama", "qdrant"}
 """Families that ask by the clients of others, or just as they do, and import for seconds."""
 
-pytestmark = pytest.mark.skipif(
-    not (INSTALLED / ".installed").exists(), reason="the clients are not installed here (see make clients)"
+pytestmark = pytest.mark.external(
+    None if (INSTALLED / ".installed").exists() else "the clients are not installed here (see make programs)"
 )
 
 
@@ -169,7 +169,7 @@ def check(kind: str, found: Any, expected: Any) -> None:
 def test_a_client(told: Callable[[str], dict[str, Any]], right: dict[str, Any], case: Case) -> None:
     """It gives what the model's own library gives; or it cannot, and shows words that say why."""
     if not case.is_here:
-        pytest.skip(f"no {case.client} here (see make clients)")
+        pytest.skip(f"no {case.client} here (see make programs)")
     reply = told(case.family)[case.name]
     if case.gives:
         assert "gives" in reply, reply["words"]

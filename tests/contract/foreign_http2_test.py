@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from tests.support.server import Server
 
 
+pytestmark = pytest.mark.external
+
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 TEXTS = ["plain", "another text", "and one that is somewhat longer than the others"]
 LARGE_BYTES = 3_500_000
@@ -99,7 +101,7 @@ def test_h2load(fake_server: Server, tmp_path: Path, wire: str) -> None:
     """2,000 calls of nghttp2's load generator, 32 at once on each of 4 connections, and as many over HTTP/1.1."""
     program = h2load()
     if program is None:
-        pytest.skip("no h2load here (see make foreign-clients)")
+        pytest.skip("no h2load here (see make programs)")
     asked = tmp_path / "asked"
     if wire == "grpc":
         asked.write_bytes(prefixed(message(TEXTS[0])))

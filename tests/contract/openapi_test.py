@@ -65,7 +65,7 @@ def alike(example: Any, reply: Any, at: str = "") -> list[str]:
     return [] if numbers or type(example) is type(reply) else [f"{at}: {example!r} and {reply!r}"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def document(tasks_server: Server) -> Any:
     return get(tasks_server.http, "/openapi.json").json()
 

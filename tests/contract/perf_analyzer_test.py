@@ -11,7 +11,6 @@ import pytest
 
 from tests.support.clients import metric
 from tests.support.models import NAME, ROOT
-from tests.support.short_form import in_short
 
 if TYPE_CHECKING:
     from tests.support.server import Server
@@ -25,7 +24,7 @@ _LIMIT_S = 120
 def obstacle() -> str | None:
     """Why it cannot be run here; None where it can."""
     if not PROGRAM.exists():
-        return "perf_analyzer is not installed (see make perf-analyzer)"
+        return "perf_analyzer is not installed (see make programs)"
     done = run("--version")
     return None if done.returncode == 0 else f"perf_analyzer does not run here: {done.stderr.strip()[:200]}"
 
@@ -37,12 +36,7 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture(scope="module")
-def analyzed(fake_server: Server) -> Server:
-    if reason := obstacle():
-        pytest.skip(reason)
-    return fake_server
-
+pytestmark = pytest.mark.external(obstacle())
 
 MODES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "http": ("http", "texts", ()),
@@ -59,19 +53,16 @@ MODES: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 
 
-SHORT = ("http", "http-json", "grpc", "grpc-streaming")
-"""Each wire, the other form of tensors, and a stream."""
-
-
-@pytest.mark.parametrize("mode", in_short(MODES, *SHORT))
-def test_perf_analyzer(analyzed: Server, mode: str) -> None:
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("mode", MODES)
+def test_perf_analyzer(fake_server: Server, mode: str) -> None:
     """It ends well, no request fails, and the requests that it shows as the server's are those of our metrics."""
     wire, data, options = MODES[mode]
     before, refused = (
-        metric(analyzed, "bertserve_requests_total", reason=reason) for reason in ("ok", "invalid_request")
+        metric(fake_server, "bertserve_requests_total", reason=reason) for reason in ("ok", "invalid_request")
     )
     done = run(
-        *("-m", NAME + (".tokens" if data == "tokens" else ""), "-i", wire, "-u", getattr(analyzed, wire)),
+        *("-m", NAME + (".tokens" if data == "tokens" else ""), "-i", wire, "-u", getattr(fake_server, wire)),
         *(("--input-data", str(DATA / f"{data}.json")) if data else ()),
         # One window of so many requests is enough: this is about answers, not about stable times.
         *("--measurement-mode", "count_windows", "--measurement-request-count", "30", "-s", "1000000", "-r", "3"),
@@ -84,9 +75,9 @@ def test_perf_analyzer(analyzed: Server, mode: str) -> None:
     assert _number(r"Inference count: (\d+)", server) == shown
     assert _number(r"Request count: (\d+)", client) > 0
     assert "compute infer" in server
-    answered = metric(analyzed, "bertserve_requests_total", reason="ok") - before
+    answered = metric(fake_server, "bertserve_requests_total", reason="ok") - before
     assert shown <= answered
-    assert metric(analyzed, "bertserve_requests_total", reason="invalid_request") == refused
+    assert metric(fake_server, "bertserve_requests_total", reason="invalid_request") == refused
 
 
 def _number(pattern: str, text: str) -> int:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 AGE_S, PASSED_S = 0.1, 1.0
 
+pytestmark = pytest.mark.external
+
 
 @pytest.fixture(scope="module")
 def server(models: Path) -> Iterator[Server]:
@@ -46,7 +48,7 @@ def server(models: Path) -> Iterator[Server]:
 def proxied(request: pytest.FixtureRequest, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     proxy: Proxy = request.param
     if not proxy.is_here:
-        pytest.skip(f"no {proxy.name} here (see make proxies)")
+        pytest.skip(f"no {proxy.name} here (see make programs)")
     behind = (int(place.rpartition(":")[2]) for place in (server.http, server.grpc))
     ports = Ports(free_port(), free_port(), *behind)
     folder = tmp_path_factory.mktemp(proxy.name)

@@ -192,6 +192,7 @@ def test_pages_need_no_network(fake_server: Server, page: str) -> None:
             assert get(fake_server.http, urljoin(page, link.decode())).status == 200, link
 
 
+@pytest.mark.external
 def test_the_announcement(serve: Callable[..., Server]) -> None:
     """Standard output shows a command that works; an engine that is started again is no second banner."""
     server = serve("--engine", "fake", "--precision", "fp32")

@@ -28,7 +28,7 @@ HEADERS = (
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def tei(tasks_server: Server) -> Callable[..., Any]:
     return partial(ask, tasks_server)
 

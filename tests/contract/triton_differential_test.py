@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
     from tests.support.clients import HttpReply
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(obstacle() is not None, reason=obstacle() or ""),
-]
+pytestmark = [pytest.mark.long, pytest.mark.external(obstacle())]
 
 TOKENS = f"{NAME}.tokens"
 TEXT_PATH, TOKEN_PATH = f"/v2/models/{NAME}/infer", f"/v2/models/{TOKENS}/infer"

@@ -12,10 +12,12 @@ import pytest
 from tests.support.clients import BOTH, TRANSPORTS, Grpc, Tei, V2Binary, metric, post_json
 from tests.support.expected import cosines, fake_answers, sentence_vectors, unit, words
 from tests.support.models import HIDDEN_SIZE
+from tests.support.server import MEASURED
 from tests.support.skips import SHARED, needs_shared
 from tests.support.texts import mixed, sample
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -64,11 +66,11 @@ def embed(server: Server, transport: type[Transport], texts: list[str]) -> NDArr
 
 
 @pytest.fixture(scope="module")
-def alone(request: pytest.FixtureRequest, texts: list[str]) -> dict[str, NDArray[np.float32]]:
+def alone(models: Path, shared_server: Callable[..., Server], texts: list[str]) -> dict[str, NDArray[np.float32]]:
     """For each precision, the vectors that an idle server answers to each text by itself."""
     answers = {}
     for precision in ("fp32", "int8"):
-        with Tei(request.getfixturevalue(f"{precision}_server")) as client:
+        with Tei(shared_server(models, "--precision", precision, *MEASURED)) as client:
             answers[precision] = np.concatenate([client.embed([text]).vectors for text in texts])
     return answers
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tests.support.kubernetes import Manifest
 
-pytestmark = pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
+pytestmark = pytest.mark.external(kubernetes.obstacle())
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 PLAIN = [overlay for overlay in OVERLAYS if overlay != "secured"]

@@ -259,7 +259,7 @@ def test_the_commands_in_the_comments_build_it(path: Path) -> None:
         assert target in {stage.name for stage in stages(path)}
 
 
-@pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
+@pytest.mark.external(kubernetes.obstacle())
 @pytest.mark.parametrize(("overlay", "kind"), [("cpu", "cpu"), ("t4", "gpu"), ("kserve", "cpu")])
 def test_manifests_and_images_agree(overlay: str, kind: str) -> None:
     """The same user, and an image of the right kind and of this version."""

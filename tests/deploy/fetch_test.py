@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-RCLONE = ROOT / "build" / "rclone"
-PROGRAM, BIN = RCLONE / "usr" / "bin" / "rclone", RCLONE / "venv" / "bin"
+PROGRAM, INSTALLED = ROOT / "build" / "rclone" / "usr" / "bin" / "rclone", ROOT / "build" / "stores"
+BIN = INSTALLED / "bin"
 STORES = {
     "S3": (
         ("moto_server", "-H", "127.0.0.1", "-p"),
@@ -46,8 +46,10 @@ STORES = {
 """Programs that stand in for the stores, and what a user sets for them: options of the remote, and a Secret."""
 
 pytestmark = [
-    pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle())),
-    pytest.mark.skipif(not (RCLONE / ".installed").exists(), reason="no rclone here (see make rclone)"),
+    pytest.mark.external(kubernetes.obstacle()),
+    pytest.mark.external(
+        None if PROGRAM.exists() and (INSTALLED / ".installed").exists() else "no rclone here (see make programs)"
+    ),
 ]
 
 

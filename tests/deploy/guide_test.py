@@ -119,7 +119,7 @@ def test_links_lead_somewhere() -> None:
         assert (ROOT / path).exists(), path
 
 
-@pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
+@pytest.mark.external(kubernetes.obstacle())
 def test_the_example_renders(tmp_path: Path) -> None:
     """With every component in it, and its own image and setting."""
     example, _ = examples("kind", "Kustomization")
@@ -136,7 +136,7 @@ def test_the_example_renders(tmp_path: Path) -> None:
     assert {"BERTSERVE_HOST", "BERTSERVE_TLS_CERT_FILE"} <= settings.keys()
 
 
-@pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
+@pytest.mark.external(kubernetes.obstacle())
 def test_the_example_for_t4_nodes_renders(tmp_path: Path) -> None:
     """With keys, TLS, autoscaling and monitoring; its patches name the proven model, and its comments are right."""
     _, example = examples("kind", "Kustomization")
@@ -183,7 +183,7 @@ def rendered(example: Any, folder: Path) -> list[Manifest]:
     return found
 
 
-@pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
+@pytest.mark.external(kubernetes.obstacle())
 @pytest.mark.parametrize(("overlay", "component"), [("cpu", "mounted-models"), ("t4", "mounted-models-t4")])
 def test_mounted_models_render(tmp_path: Path, overlay: str, component: str) -> None:
     """With a claim of the project's: every container finds the repository where it looks, read-only."""
@@ -204,7 +204,7 @@ def test_mounted_models_render(tmp_path: Path, overlay: str, component: str) -> 
     assert volume["persistentVolumeClaim"] == {"claimName": "bertserve-models", "readOnly": True}
 
 
-@pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
+@pytest.mark.external(kubernetes.obstacle())
 def test_the_example_of_an_object_store_renders(tmp_path: Path) -> None:
     """In place of the component's own settings, under a name that makes a rollout.
 
@@ -239,7 +239,7 @@ def bertserve_fetch(found: list[Manifest]) -> dict[str, str]:
     return data
 
 
-@pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
+@pytest.mark.external(kubernetes.obstacle())
 def test_the_patches_for_a_cluster_render(tmp_path: Path) -> None:
     """All together: each adds what it says, and takes nothing away."""
     (example,) = [example for example in patches() if "bertserve-fetch" not in str(example)]
@@ -263,7 +263,7 @@ def test_the_patches_for_a_cluster_render(tmp_path: Path) -> None:
             assert kubernetes_validate.validate(manifest, version, strict=True) == version
 
 
-@pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
+@pytest.mark.external(kubernetes.obstacle())
 def test_a_registry_of_ones_own_is_everywhere(tmp_path: Path) -> None:
     """Both entries of the example name every image of the project's, the exporter's too."""
     images = examples("kind", "Kustomization")[0]["images"]
@@ -274,6 +274,7 @@ def test_a_registry_of_ones_own_is_everywhere(tmp_path: Path) -> None:
     assert init["image"].startswith(f"{images[1]['newName']}:")
 
 
+@pytest.mark.external
 def test_the_certificate_has_the_names_that_clients_use(tmp_path: Path) -> None:
     """The one that openssl makes by the guide's line, cert-manager's, and the name that a gateway asks for."""
     (words,) = commands("openssl", "req")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from tests.support.kubernetes import Manifest
 
-pytestmark = pytest.mark.skipif(kubernetes.obstacle() is not None, reason=str(kubernetes.obstacle()))
+pytestmark = pytest.mark.external(kubernetes.obstacle())
 
 
 ROUTE = "parentRefs[].name parentRefs[].namespace hostnames[] rules[].backendRefs[].name rules[].backendRefs[].port"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 RESTARTS, REQUESTS = 20, 200_000
 
-needs_haproxy = pytest.mark.skipif(haproxy() is None, reason="no HAProxy here (see make haproxy)")
+needs_haproxy = pytest.mark.external(None if haproxy() else "no HAProxy here (see make programs)")
 
 
 @needs_haproxy

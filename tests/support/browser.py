@@ -45,7 +45,7 @@ _OPTIONS = (
 
 
 def chromium() -> str | None:
-    """The program: what `make chromium` unpacked, or the system's; None where there is none."""
+    """The program: what `make programs` unpacked, or the system's; None where there is none."""
     return str(_PROGRAM) if _PROGRAM.exists() else next(filter(None, map(shutil.which, _INSTALLED)), None)
 
 

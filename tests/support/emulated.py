@@ -1,4 +1,4 @@
-"""Python on another processor: QEMU's user mode, as `make qemu` unpacks it, with a `/proc/cpuinfo` to match."""
+"""Python on another processor: QEMU's user mode, as `make programs` unpacks it, with a `/proc/cpuinfo` to match."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def obstacle() -> str | None:
     """Why nothing can be emulated here; None where it can."""
     if platform.machine() != "x86_64":
         return excused("QEMU runs this machine's own programs, which are not for x86")
-    return None if _QEMU.exists() else "no build/qemu: make qemu"
+    return None if _QEMU.exists() else "no QEMU here (see make programs)"
 
 
 def python_on_haswell(folder: Path, script: str, *arguments: str) -> str:

@@ -38,7 +38,7 @@ Manifest = dict[str, Any]
 
 @functools.cache
 def renderers() -> dict[str, tuple[str, ...]]:
-    """Commands that render a directory, by name: kustomize from `make kustomize`, and a kubectl that is new enough."""
+    """Commands that render a directory, by name: kustomize from `make programs`, and a kubectl that is new enough."""
     found: dict[str, tuple[str, ...]] = {}
     if _KUSTOMIZE.exists():
         found["kustomize"] = (str(_KUSTOMIZE), "build")
@@ -53,7 +53,7 @@ def renderers() -> dict[str, tuple[str, ...]]:
 
 def obstacle() -> str | None:
     """Why nothing can be rendered here; None where something can."""
-    return None if renderers() else "neither kustomize nor a current kubectl here (see make kustomize)"
+    return None if renderers() else "neither kustomize nor a current kubectl here (see make programs)"
 
 
 def render(path: Path, renderer: str = "", *, within: Path = ROOT / "deploy") -> str:

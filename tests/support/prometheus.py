@@ -1,4 +1,4 @@
-"""A real Prometheus in a process of its own, and promtool, from Debian's package, which `make prometheus` unpacks."""
+"""A real Prometheus in a process of its own, and promtool, from Debian's package, which `make programs` unpacks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _PROGRAMS = ROOT / "build" / "prometheus" / "usr" / "bin"
 JOB = "bertserve"
 
 
-needs_prometheus = pytest.mark.skipif(
-    not (_PROGRAMS / "promtool").exists(), reason="no Prometheus here (see make prometheus)"
+needs_prometheus = pytest.mark.external(
+    None if (_PROGRAMS / "promtool").exists() else "no Prometheus here (see make programs)"
 )
 
 

@@ -1,4 +1,4 @@
-"""A real `tritonserver` in a process of its own, from the wheel `nvidia-pytriton`, which `make triton` installs.
+"""A real `tritonserver` in a process of its own, from the wheel `nvidia-pytriton`, which `make programs` installs.
 
 The wheel carries the server and its Python backend, no other. The backend's stub needs numpy 1, so it has an
 environment of its own that borrows the rest from this one.
@@ -24,7 +24,7 @@ _INSTALLED = Installation(ROOT / "build" / "triton")
 def obstacle() -> str | None:
     """Why no tritonserver can be started here; None where one can."""
     found = _INSTALLED.obstacle()
-    return found and f"{found} (see make triton)"
+    return found and f"{found} (see make programs)"
 
 
 class Triton:

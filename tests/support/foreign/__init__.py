@@ -64,9 +64,9 @@ CLIENTS = {"grpcio": grpcio, "grpclib": grpclib, "grpc-js": grpc_js}
 def missing(client: str) -> str:
     """Why a client cannot run here; empty where it can."""
     if client == "grpclib" and not (_UNPACKED / "grpclib").exists():
-        return "no grpclib here (see make foreign-clients)"
+        return "no grpclib here (see make programs)"
     if client == "grpc-js" and not (shutil.which("node") and (_UNPACKED / "grpc-js" / "node_modules").exists()):
-        return "no grpc-js here (see make foreign-clients)"
+        return "no grpc-js here (see make programs)"
     return ""
 
 

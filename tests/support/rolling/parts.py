@@ -31,7 +31,7 @@ _PROTOCOLS = ("http", "grpc")
 
 
 def haproxy() -> list[str] | None:
-    """Command of HAProxy: the system's, or the one that `make haproxy` unpacked; None if there is none."""
+    """Command of HAProxy: the system's, or the one that `make programs` unpacked; None if there is none."""
     installed, unpacked = shutil.which("haproxy"), _UNPACKED / "usr" / "sbin" / "haproxy"
     if installed is not None:
         return [installed]
@@ -91,7 +91,7 @@ class Proxy(ServerProcess):
         """Prepares the command; raises BenchError if there is no HAProxy."""
         found = haproxy()
         if found is None:
-            raise BenchError("no HAProxy here: install it, or `make haproxy`")
+            raise BenchError("no HAProxy here: install it, or `make programs`")
         http_port, grpc_port, self.operations_port = free_ports(3)
         ports = {"HTTP": http_port, "GRPC": grpc_port, "OPERATIONS": self.operations_port}
         places = {f"HAPROXY_{name}": f"{HOST}:{port}" for name, port in ports.items()}
