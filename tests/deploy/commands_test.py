@@ -10,25 +10,25 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
+import sysconfig
 import textwrap
 import urllib.request
+import venv
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 from tests.support.checkpoints import write_task_checkpoint
-from tests.support.linked_pip import make_environment
 from tests.support.models import ROOT, demo_repository
 from tests.support.server import environment, free_port
 from tests.support.tasks import tiny_model, write_bundle
 from tests.support.waiting import wait_for
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 README = "README"
 PAGES = {
@@ -40,6 +40,7 @@ NO_COMMANDS = ("bertserve is ready: ", "models/\n", "# the search service\n", '{
 EXCUSED = {
     "--model-id sentence-transformers/all-mpnet-base-v2": "loads a model of 400 MB",
     "kubectl ": "needs a cluster; guide_test.py renders and validates what is applied",
+    "pip install ": "the packages of the tests are all of them; wheel_test.py has an environment without",
     "docker ": "needs a container engine; containers_test.py reads what is built",
     "--address 10.0.0.5:6379": "a cluster of other machines; tests/bulk/ray_job_test.py has one of its own",
     "grpcs://bert.example:8001": "another machine's address; tests/loadtest/secured_test.py has one of its own",
@@ -99,6 +100,8 @@ FILES: dict[str, Any] = {
 T4 = {"gpus": [{"name": "Tesla T4", "capability": [7, 5], "memory": 16 << 30}], "missing": ["tensorrt"]}
 JUDGES = ("--slo", "locust ", "loadtest.mlperf")
 """Commands that may end with 1 on a busy machine: an objective is missed."""
+PROGRAMS = ("bertserve", "locust")
+"""Those of packages that the commands start."""
 LIMIT_S, START_LIMIT_S = 900, 1200
 
 
@@ -145,22 +148,31 @@ def test_excuses_and_substitutions_are_of_commands() -> None:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """The files of this working tree, and an environment whose `pip` needs no network."""
+    """The files of this working tree, with an environment that borrows what is installed here and finds it complete."""
     folder = tmp_path / "clone"
     words = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     for name in filter(lambda name: (ROOT / name).is_file(), listed.stdout.splitlines()):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
-    make_environment(folder / ".venv")
+    own = folder / ".venv"
+    venv.create(own, with_pip=False)
+    packages = sysconfig.get_path("purelib", vars={"base": str(own), "platbase": str(own)})
+    Path(packages, "borrowed.pth").write_text(
+        "\n".join([str(folder), *filter(lambda path: path.endswith("site-packages"), sys.path)])
+    )
+    for name in PROGRAMS:
+        text = (Path(sys.executable).parent / name).read_text().partition("\n")[2]
+        (own / "bin" / name).write_text(f"#!{own / 'bin' / 'python'}\n{text}")
+        (own / "bin" / name).chmod(0o755)
+    for stamp in ("run", "dev"):
+        (own / f".installed-{stamp}").touch()
     (folder / ".curlrc").write_text("fail-with-body\n")  # an error of the server is one of the command
     return folder
 
 
 def prepare(page: str, clone: Path) -> None:
     """What a guide presupposes: an installation, checkpoints, models and files."""
-    extras = ".[cpu,openvino,export,demo,batch,loadtest]"
-    subprocess.run([clone / ".venv/bin/pip", "install", "--editable", extras, "openai"], cwd=clone, check=True)
     for name, content in FILES.items():
         (clone / name).write_text(content if isinstance(content, str) else json.dumps(content))
     parquet.write_table(pa.table({"id": [1, 2], "text": ["a text", "another"]}), clone / "docs.parquet")
@@ -245,6 +257,7 @@ def answers(place: str) -> bool:
 
 
 @pytest.mark.long
+@pytest.mark.external
 @pytest.mark.parametrize("page", [page for page in PAGES if not all(excused(command) for _, command in commands(page))])
 def test_every_command_works(page: str, clone: Path) -> None:
     """A server runs until the next one or the end; the README's examples print what it says."""

@@ -32,7 +32,7 @@ def build_wheel(folder: Path) -> Path:
             shutil.copytree(ROOT / source, copy / source, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copyfile(ROOT / source, copy / source)
-    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(copy))
+    _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(copy))
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -45,10 +45,10 @@ def install(wheel: Path, folder: Path, extras: frozenset[str]) -> Path:
     """
     venv.create(folder, with_pip=False)
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
-    pip("--python", str(folder), "install", "--no-deps", "--no-index", str(wheel))
+    _pip("--python", str(folder), "install", "--no-deps", "--no-index", str(wheel))
     ours = metadata.PathDistribution(next(packages.glob(f"{NAME}-*.dist-info")))
     for name in requirements(list(ours.requires or []), extras):
-        link(metadata.distribution(name), packages)
+        _link(metadata.distribution(name), packages)
     return folder / "bin"
 
 
@@ -79,7 +79,7 @@ def _wanted(needs: list[str], extras: frozenset[str]) -> list[tuple[str, frozens
     ]
 
 
-def link(distribution: metadata.Distribution, packages: Path) -> None:
+def _link(distribution: metadata.Distribution, packages: Path) -> None:
     for top in {file.parts[0] for file in distribution.files or [] if file.parts[0] not in {"..", "__pycache__"}}:
         source = Path(str(distribution.locate_file(top)))
         target = packages / top
@@ -87,7 +87,7 @@ def link(distribution: metadata.Distribution, packages: Path) -> None:
             target.symlink_to(source)
 
 
-def pip(*words: str) -> None:
+def _pip(*words: str) -> None:
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     if done.returncode != 0:
