@@ -24,7 +24,6 @@ from tests.support.checkpoints import (
     write_task_checkpoint,
 )
 from tests.support.own_forms import to_first_nomic_bert
-from tests.support.short_form import but_long
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -742,7 +741,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "name",
     # Whoever refuses it is the same as of the other pickle, in a process that takes seconds to start.
-    but_long(CASES, "a-dense-in-a-pickle-that-runs"),
+    [pytest.param(case, marks=pytest.mark.long) if case == "a-dense-in-a-pickle-that-runs" else case for case in CASES],
 )
 def test_what_cannot_be_exported_is_refused(
     good: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -31,7 +31,6 @@ from tests.support.checkpoints import (
     write_task_checkpoint,
 )
 from tests.support.exports import opened
-from tests.support.short_form import but_long
 from tests.support.skips import SHARED, needs_shared
 
 if TYPE_CHECKING:
@@ -71,7 +70,8 @@ def made(folder: Path, task: str, fault: Fault = lambda checkpoint: checkpoint) 
     return built.bundle.manifest, said.getvalue()
 
 
-@pytest.mark.parametrize("task", but_long(HEADS, *NEARLY_TIED))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("task", HEADS)
 @pytest.mark.parametrize("family", ["bert", pytest.param("roberta", marks=pytest.mark.long)])
 def test_a_bundle_answers_as_the_library_of_its_users(tmp_path: Path, task: str, family: str, probes: str) -> None:
     """Every number that a client gets is theirs, and the report and the manifest say who answered."""
@@ -164,12 +164,8 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
 }
 
 
-ALIKE = {"length 1", "case of tokens", "tag's place"}
-"""Faults that others show as well: a pooler that is not stored has the first."""
-
-
 @pytest.mark.usefixtures("probes")
-@pytest.mark.parametrize("fault", but_long(FAULTS, *ALIKE))
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_the_bundle_is_refused_by_the_text_that_shows_it(tmp_path: Path, fault: str) -> None:
     """Token ids as the beginning would hide it: both sides of that comparison read the bundle."""
     task, change, words = FAULTS[fault]

@@ -26,7 +26,6 @@ from tests.support.graphs import (
     write_fill_mask_graph,
     write_graph,
 )
-from tests.support.short_form import in_short
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +37,9 @@ ISLANDS = ("LayerNormalization", "Softmax", "ReduceSum", "ReduceMean")
 OVERFLOWING = 1000
 OFTEN = {"BertModel", "BertForMaskedLM", "MegatronBertForSequenceClassification", "DistilBertForQuestionAnswering"}
 """Architectures that differ most."""
-EACH = pytest.mark.parametrize("architecture", in_short(ARCHITECTURES, *OFTEN))
+EACH = pytest.mark.parametrize(
+    "architecture", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.long) for name in ARCHITECTURES]
+)
 
 
 @pytest.fixture(scope="module")

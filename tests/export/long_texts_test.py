@@ -15,7 +15,6 @@ from tests.support import own_forms
 from tests.support.checkpoints import HEADS, PUBLISHED, vocabulary, write_task_checkpoint
 from tests.support.exports import answers_together, fused, ignore, opened
 from tests.support.references import OF_OWN_FORMS, of_transformers
-from tests.support.short_form import but_long
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +48,7 @@ def write(folder: Path, model_type: str, task: str, positions: int = 256) -> Pat
     return folder
 
 
-LIKE_ROBERTA = ("camembert-base", "data2vec-text-base", "roberta-base")
+SLOW = {"ernie-3.0-base-zh", "megatron-bert-uncased-345m", "camembert-base", "data2vec-text-base", "roberta-base"}
 FORMS = ("jina_bert", "bert with distances", "bert with distances of queries", "new", "nomic_bert", "deberta")
 
 
@@ -60,7 +59,7 @@ def own_answer(folder: Path, model_type: str, ids: list[int]) -> NDArray[np.floa
     return found
 
 
-@pytest.mark.parametrize("model_type", but_long(FORMS, "bert with distances of queries"))
+@pytest.mark.parametrize("model_type", FORMS)
 def test_long_and_padded_texts_are_each_text_alone(tmp_path: Path, model_type: str) -> None:
     """One batch of 3 to 130 tokens, padded to the longest, is each text by itself, and so is PyTorch's own answer."""
     folder = write(tmp_path / "small", model_type, "embed_tokens")
@@ -69,7 +68,9 @@ def test_long_and_padded_texts_are_each_text_alone(tmp_path: Path, model_type: s
     check(folder, model_type, checkpoint, texts())
 
 
-@pytest.mark.parametrize("name", but_long(PUBLISHED, "ernie-3.0-base-zh", "megatron-bert-uncased-345m", *LIKE_ROBERTA))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name in SLOW else ()) for name in PUBLISHED]
+)
 def test_published_settings_are_those_of_the_library(tmp_path: Path, name: str) -> None:
     """Texts around the windows, buckets and trained lengths of each family's best-known checkpoint."""
     model_type, settings = PUBLISHED[name]

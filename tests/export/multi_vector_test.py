@@ -42,7 +42,6 @@ from tests.support.multi_vectors import (
     write_pylate,
     write_stanford,
 )
-from tests.support.short_form import in_short
 from tests.support.skips import SHARED, needs_shared
 
 if TYPE_CHECKING:
@@ -78,7 +77,9 @@ def made(folder: Path, max_length: int | None = None) -> tuple[Manifest, str]:
     return built.bundle.manifest, said.getvalue()
 
 
-@pytest.mark.parametrize("name", in_short(LAYOUTS, *SHORT))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in SHORT else pytest.mark.long) for name in LAYOUTS]
+)
 def test_every_layout_answers_as_the_library(tmp_path: Path, name: str, probes: str) -> None:
     """From the text on, on both sides: the same tokens, markers, lengths and skipped tokens, and the same numbers."""
     manifest, _ = made(LAYOUTS[name](tmp_path / "small"))

@@ -29,7 +29,6 @@ from tests.support.checkpoints import edit_json, use_fast_tokenizer, write_check
 from tests.support.expected import cosines
 from tests.support.exports import answers_together, fused, ignore, opened
 from tests.support.graphs import check_ranges
-from tests.support.short_form import in_short
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -125,7 +124,9 @@ SHORT = {"all-together", "dense-layer-norm-dense", "normalize-dense"}
 """Between them they have every module and way to pool."""
 
 
-@pytest.mark.parametrize("name", in_short(PIPELINES, *SHORT))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in SHORT else pytest.mark.long) for name in PIPELINES]
+)
 def test_every_module_answers_as_encode_does(encoder: Path, tmp_path: Path, name: str) -> None:
     """Whatever the order: fp32 to the last digits, and of length 1 only where the folder says so; fp16 and INT8 too."""
     pytest.importorskip("openvino", reason="the extra `openvino` is not installed")

@@ -28,7 +28,6 @@ from tests.support.clients import MODEL_INFER, RawConnection, bytes_tensor, metr
 from tests.support.http2 import RawHttp2, request_fields
 from tests.support.models import NAME
 from tests.support.server import FAKE, Server
-from tests.support.short_form import in_short
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -190,19 +189,9 @@ REFUSED_POSTS: dict[str, Callable[[], tuple[int, bytes]]] = {
 }
 """How each is made: together they are 80 MB, and most processes run none of these tests."""
 
-SHORT_POSTS = (
-    "no JSON",
-    "schema",
-    "engine",
-    "no such path",
-    "compressed",
-    "compressed, cut off",
-    "chunks beyond the limit",
-)
-"""One of each part of the way that refuses."""
 
-
-@pytest.mark.parametrize("kind", in_short(REFUSED_POSTS, *SHORT_POSTS))
+@pytest.mark.sampled(7)
+@pytest.mark.parametrize("kind", REFUSED_POSTS)
 def test_refused_requests_leave_nothing(uncollected_server: Server, kind: str) -> None:
     """Whatever they are refused for, and wherever on their way."""
     status, sent = REFUSED_POSTS[kind]()
@@ -491,11 +480,9 @@ WAYS: dict[str, Callable[[], Callable[[Server, int], None]]] = {
 }
 """How each is made: of all together the messages are large, and most processes run none of these tests."""
 
-SHORT = ("no message", "many rows", "too late", "inflated and refused", "stream, refused", "cancelled", "lost")
-"""One of each kind: unread, read, queued, inflated, of a stream, given up and cut off."""
 
-
-@pytest.mark.parametrize("way", in_short(WAYS, *SHORT))
+@pytest.mark.sampled(7)
+@pytest.mark.parametrize("way", WAYS)
 def test_large_messages_leave_nothing(slow_server: Server, way: str) -> None:
     """However their calls end; the allocator may once keep more than before."""
     leaves_nothing(slow_server, partial(WAYS[way](), slow_server), WARM_UP, CALLS, CALLS * ALLOWED)

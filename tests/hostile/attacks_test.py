@@ -15,7 +15,6 @@ import pytest
 from tests.hostile.attacks import ATTACKS
 from tests.hostile.measure import FEW_DESCRIPTORS, LEFT_MB, MAX_MB, Plan, trial
 from tests.support.clients import get
-from tests.support.short_form import in_short
 
 if TYPE_CHECKING:
     from loadtest.generator.child import Child
@@ -33,13 +32,6 @@ NOISE_MB = 10
 MAX_DESCRIPTORS = 1_300
 MAX_LINES = 60
 
-FEW = (
-    *("HTTP: refusals in pipelines", "HTTP: chunks of one byte", "HTTP: slow headers", "gRPC: gzip bombs of 4 KB"),
-    *("gRPC: cancelled calls of 2 MB", "gRPC: windows of one byte", "gRPC: references to a dynamic field"),
-    *("gRPC: CONTINUATION", "gRPC: rapid reset"),
-)
-"""Those of every change, one of each kind; others are in `tests/fault` one by one."""
-
 
 def check(victim: Victim, polite: Polite, attacker: Child, name: str, plan: Plan) -> None:
     """That an attack does nothing."""
@@ -56,7 +48,8 @@ def check(victim: Victim, polite: Polite, attacker: Child, name: str, plan: Plan
     assert max(found["polite"]["during"][wire]["work_max_ms"] for wire in ("http", "grpc")) < MAX_WORK_MS, shown
 
 
-@pytest.mark.parametrize("name", in_short(ATTACKS, *FEW))
+@pytest.mark.sampled(9)
+@pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack(attacked: Server, victim: Victim, polite: Polite, attacker: Child, name: str) -> None:
     """A moment of it leaves nothing behind and holds nobody up."""
     check(victim, polite, attacker, name, SHORT)
