@@ -44,10 +44,10 @@ run: models/minilm ## Export the demo model once, then serve it.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test: $(call STAMP,dev) ## Run the tests of every change that need only what pip installs (minutes).
-	@$(PYTEST) -m "not long and not external and not endurance"
+	@$(PYTEST) -m "not slow and not external and not endurance"
 
 test-external: $(call STAMP,dev) programs ## Run the tests of every change that need other programs (minutes).
-	@$(PYTEST) -m "external and not long and not endurance"
+	@$(PYTEST) -m "external and not slow and not endurance"
 
 test-long: $(call STAMP,dev) programs ## Run all tests at full size, except those of the targets below (an hour).
 	@$(PYTEST) -m "not endurance"

@@ -152,14 +152,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("external")
-        if item.get_closest_marker("sampled") and not any(map(item.get_closest_marker, ("long", "endurance"))):
+        if item.get_closest_marker("sampled") and not any(map(item.get_closest_marker, ("slow", "endurance"))):
             families[item.nodeid.partition("[")[0]].append(item)
     for name, family in families.items():
         (count,) = next(family[0].iter_markers("sampled")).args
         drawn = random.Random(name).sample(range(len(family)), min(count, len(family)))
         for number, item in enumerate(family):
             if number not in drawn:
-                item.add_marker("long")
+                item.add_marker("slow")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -104,7 +104,7 @@ def test_it_is_served(models: Path, environment: dict[str, str], expected: list[
         assert operation["responses"]["200"]["content"]["application/json"]["example"] == [2.5, 2.5]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_it_is_measured(models: Path, environment: dict[str, str], tmp_path: Path) -> None:
     """By `bertserve load`, over both protocols."""
     scenario = tmp_path / "short.toml"

@@ -105,7 +105,7 @@ def written_here(out: Path, told: Path, models: Path) -> None:
         store.conclude()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_job_that_is_killed_goes_on(
     cluster: RayNode, docs: Path, tasks_repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,7 +174,7 @@ def orphans() -> Iterator[list[psutil.Process]]:
     assert psutil.wait_procs(processes, timeout=2 * LIMIT_S)[1] == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(20))
 def test_a_kill_loses_nothing(
     number: int,
@@ -224,7 +224,7 @@ def name_of(process: psutil.Process) -> str:
         return ""
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_sigterm_ends_a_job_that_goes_on(docs: Path, tasks_repository: Path, tmp_path: Path) -> None:
     """With its exit code, and nothing left behind."""
     jobs = Jobs(tasks_repository, docs)
@@ -240,7 +240,7 @@ def test_sigterm_ends_a_job_that_goes_on(docs: Path, tasks_repository: Path, tmp
     check_rows(tmp_path / "out")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_text_that_always_kills_its_engine_ends_the_job(tasks_repository: Path, tmp_path: Path) -> None:
     """After some attempts, with the rows among which it is; what is finished stays."""
     from serving.bulk.predictor import Model  # noqa: PLC0415  for this test alone
@@ -256,7 +256,7 @@ def test_a_text_that_always_kills_its_engine_ends_the_job(tasks_repository: Path
     jobs.finish(tmp_path / "out", 0)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_cluster_of_two_nodes_shares_a_job(
     docs: Path, tasks_repository: Path, undisturbed: dict[str, str], tmp_path: Path
 ) -> None:

@@ -299,7 +299,7 @@ def completed(client: openai.OpenAI, batch_id: str) -> int:
     return counts.completed if counts else 0
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_server_that_ends_in_the_middle_goes_on(models: Path, tmp_path: Path, kills: int) -> None:
     """Killed, or told to stop: what was accepted is there, and each line is answered once, in its order."""
     total = 250 + 200 * kills

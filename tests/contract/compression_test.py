@@ -147,7 +147,7 @@ def test_tritonclient_compresses_over_grpc(fake_server: Server, models: Path, al
     np.testing.assert_allclose(result.as_numpy("embedding"), fake_answers(models, [text]), atol=1e-5)
 
 
-@pytest.mark.parametrize("megabytes", [50, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("megabytes", [50, pytest.param(200, marks=pytest.mark.slow)])
 def test_row_7_a_message_that_grows_beyond_the_limit(fake_server: Server, megabytes: int) -> None:
     """It is RESOURCE_EXHAUSTED, and the next call is answered."""
     options = [("grpc.max_send_message_length", -1), ("grpc.default_compression_algorithm", 2)]

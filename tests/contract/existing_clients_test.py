@@ -163,7 +163,7 @@ def check(kind: str, found: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=pytest.mark.long if case.family in SLOW else ()) for case in CASES],
+    [pytest.param(case, marks=pytest.mark.slow if case.family in SLOW else ()) for case in CASES],
     ids=lambda case: case.name,
 )
 def test_a_client(told: Callable[[str], dict[str, Any]], right: dict[str, Any], case: Case) -> None:

@@ -216,7 +216,7 @@ def writing_to(models: Path, output: int, *options: str) -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize("form", ["text", pytest.param("json", marks=pytest.mark.long)])
+@pytest.mark.parametrize("form", ["text", pytest.param("json", marks=pytest.mark.slow)])
 def test_row_60_the_log_pipe_is_closed(models: Path, form: str) -> None:
     """Every request is answered, the lines are counted as lost, and the end is a good one."""
     reader, writer = os.pipe()
@@ -228,7 +228,7 @@ def test_row_60_the_log_pipe_is_closed(models: Path, form: str) -> None:
         assert server.stop() == 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_row_60_the_disk_is_full(models: Path) -> None:
     """From the start: the announcement and every line are lost, and nothing else."""
     full = os.open("/dev/full", os.O_WRONLY)
@@ -254,7 +254,7 @@ def test_row_60_nobody_reads_the_log(models: Path) -> None:
         os.close(reader)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_row_60_an_engine_dies_while_the_log_is_lost(models: Path) -> None:
     """The engine process writes there too: a new one starts and is ready."""
     full = os.open("/dev/full", os.O_WRONLY)

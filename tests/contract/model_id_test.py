@@ -57,7 +57,7 @@ def bundles(cache: Path) -> list[Path]:
     return sorted(cache.glob("exports/*/models/*/*"))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_cold_starts_export_once(cold: tuple[Server, Server], cache: Path) -> None:
     """One works, shows what it does and what the comparison found; the other waits; both answer alike."""
     (bundle,) = bundles(cache)
@@ -108,7 +108,7 @@ def test_an_export_that_just_began_ends_with_the_server(checkpoint: Path, tmp_pa
     assert not bundles(tmp_path / "cache")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGKILL, -9)])
 def test_an_interrupted_export_leaves_nothing(
     checkpoint: Path, tmp_path: Path, number: signal.Signals, code: int

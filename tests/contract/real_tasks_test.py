@@ -31,7 +31,7 @@ NAMES = ("minilm-sst2", "minilm-squad", "minilm-wnut17")
 EXAMPLES = 100
 SAME_SCORE = 1e-4
 
-pytestmark = [pytest.mark.long, needs_shared(SHARED / "models")]
+pytestmark = [pytest.mark.slow, needs_shared(SHARED / "models")]
 
 
 @pytest.fixture(scope="module")

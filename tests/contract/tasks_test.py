@@ -210,7 +210,7 @@ def test_a_batch_is_answered_as_each_input_alone(server: Server, path: str, inpu
     assert json.loads(together) == _approximately(alone)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_every_task_answers_the_same_from_the_cache(server: Server, tasks_repository: Path) -> None:
     """What was computed in a batch, with padding, serves each input alone, and other options of the same text."""
     asked: list[tuple[str, dict[str, Any]]] = []

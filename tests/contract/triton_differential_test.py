@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tests.support.clients import HttpReply
 
-pytestmark = [pytest.mark.long, pytest.mark.external(obstacle())]
+pytestmark = [pytest.mark.slow, pytest.mark.external(obstacle())]
 
 TOKENS = f"{NAME}.tokens"
 TEXT_PATH, TOKEN_PATH = f"/v2/models/{NAME}/infer", f"/v2/models/{TOKENS}/infer"

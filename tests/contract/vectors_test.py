@@ -185,9 +185,9 @@ WIRES = {"http": over_http, "grpc": over_grpc}
     ("wire", "count"),
     [
         ("http", FULL // 20),
-        pytest.param("http", FULL, marks=pytest.mark.long),
+        pytest.param("http", FULL, marks=pytest.mark.slow),
         ("grpc", FULL // 20),
-        pytest.param("grpc", FULL, marks=pytest.mark.long),
+        pytest.param("grpc", FULL, marks=pytest.mark.slow),
     ],
 )
 def test_row_52_every_answer_belongs_to_its_request(fake_server: Server, models: Path, wire: str, count: int) -> None:
@@ -236,7 +236,7 @@ def score(server: Server) -> float:
 needs_data = needs_shared(DATA)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @needs_data
 @pytest.mark.parametrize(
     ("precision", "least"), [("fp32", PUBLISHED - FP32_TOLERANCE), ("int8", PUBLISHED - INT8_LOSS)]

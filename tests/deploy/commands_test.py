@@ -256,7 +256,7 @@ def answers(place: str) -> bool:
     return False
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.external
 @pytest.mark.parametrize("page", [page for page in PAGES if not all(excused(command) for _, command in commands(page))])
 def test_every_command_works(page: str, clone: Path) -> None:

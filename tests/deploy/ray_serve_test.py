@@ -28,7 +28,7 @@ SETTINGS = {"RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "tr
 SLOW = " ".join([*FAKE, "--fake-ms", "50", "--max-batch-tokens", "16"])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_replicas_answer_as_servers_and_follow_the_load(models: Path, tmp_path: Path) -> None:
     """Over Ray's own HTTP port, errors included; what is killed is replaced; a queue brings another replica."""
     port = str(free_port())

@@ -106,7 +106,7 @@ def test_it_brings_its_pages(installed: Server) -> None:
     "command",
     [
         *("serve", "export", "load", "simulate", "batch"),
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("verify", "inspect", "build", "doctor")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("verify", "inspect", "build", "doctor")),
     ],
 )
 def test_every_command_explains_itself(programs: Path, elsewhere: Path, command: str) -> None:

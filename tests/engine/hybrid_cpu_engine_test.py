@@ -85,7 +85,7 @@ def libraries_of(points: Sequence[CostPoint]) -> dict[int, str]:
 
 
 @pytest.mark.parametrize(
-    "libraries", [MIXED, *(pytest.param([name] * 3, marks=pytest.mark.long) for name in ("openvino", "onnxruntime"))]
+    "libraries", [MIXED, *(pytest.param([name] * 3, marks=pytest.mark.slow) for name in ("openvino", "onnxruntime"))]
 )
 def test_every_lane_computes_a_length_by_the_library_of_its_bucket(
     spec: ModelSpec, answers: dict[str, dict[int, Array]], libraries: list[str]
@@ -123,7 +123,7 @@ def test_a_batch_over_two_libraries_fails(spec: ModelSpec) -> None:
         backend.runner(0).run(Batch(ONLY, [text(16), text(17)]))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_a_start_has_chosen_the_next_one_keeps(spec: ModelSpec) -> None:
     """Every cost names its library, one for a bucket on all lanes."""
     _, first = prepare(EngineLoad("cpu", [spec], threads=2))
@@ -167,9 +167,9 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[int], bool
 @pytest.mark.parametrize(
     ("border", "limit_s", "libraries"),
     [
-        pytest.param(0, 60.0, ["openvino"] * 4, marks=pytest.mark.long),
+        pytest.param(0, 60.0, ["openvino"] * 4, marks=pytest.mark.slow),
         (32, 60.0, ["onnxruntime", "onnxruntime", "onnxruntime", "openvino"]),
-        pytest.param(64, 60.0, ["onnxruntime"] * 4, marks=pytest.mark.long),
+        pytest.param(64, 60.0, ["onnxruntime"] * 4, marks=pytest.mark.slow),
         # What could not be measured counts as the bucket before; the first one is always measured.
         (16, 0.0, ["onnxruntime"] * 4),
     ],
@@ -244,7 +244,7 @@ def test_a_server_tells_what_computes_which_lengths_and_keeps_it(repository: Pat
         assert told(server) == chosen
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_onnx_runtime_serves_on_where_the_engine_dies_too_often(repository: Path) -> None:
     """Where `auto` chose it: the server is degraded, and `/status` says why."""
     if host.saturates():

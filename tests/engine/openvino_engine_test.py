@@ -92,7 +92,7 @@ def tokens(*lengths: int) -> list[EncodedText]:
     return [EncodedText(array("i", range(1, 1 + length))) for length in lengths]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_without_vnni_numbers_are_rounded_as_with_it(
     backend: OpenVinoBackend, specs: list[ModelSpec], encoded: Sequence[EncodedText], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +187,7 @@ def test_batches_have_few_numbers_of_tokens(backend: OpenVinoBackend) -> None:
     assert len(totals) < 60
 
 
-@pytest.mark.parametrize(("rows", "length"), [pytest.param(5, 256, marks=pytest.mark.long), (3, 200), (40, 16)])
+@pytest.mark.parametrize(("rows", "length"), [pytest.param(5, 256, marks=pytest.mark.slow), (3, 200), (40, 16)])
 def test_a_large_batch_is_computed_in_parts(backend: OpenVinoBackend, rows: int, length: int) -> None:
     """Each text has its own answer in its place, whichever part it is in."""
     texts = [EncodedText(array("i", [1 + row, *range(2, 1 + length)])) for row in range(rows)]
@@ -196,7 +196,7 @@ def test_a_large_batch_is_computed_in_parts(backend: OpenVinoBackend, rows: int,
     np.testing.assert_allclose(answers, alone(backend, FP32, texts), atol=1e-4)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_model_run_text_by_text_gets_a_narrow_lane_for_each_core(
     specs: list[ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:

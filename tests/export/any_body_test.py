@@ -66,12 +66,12 @@ SETTINGS: list[tuple[str, str, dict[str, Any]]] = [
     ("gte", "embed_tokens", {"head_dim": 16, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
 ]
 SHORT = {0, 3, 5, 7, 10, 12}
-"""Between them they have what differs most; the others take as long and are tried with the long tests."""
+"""Between them they have what differs most; the others take as long and are tried with the slow tests."""
 
 
 @pytest.mark.parametrize(
     ("model_type", "task", "settings"),
-    [pytest.param(*case, marks=[] if at in SHORT else pytest.mark.long) for at, case in enumerate(SETTINGS)],
+    [pytest.param(*case, marks=[] if at in SHORT else pytest.mark.slow) for at, case in enumerate(SETTINGS)],
 )
 def test_settings_that_change_the_graph_are_built(
     tmp_path: Path, model_type: str, task: str, settings: dict[str, Any]

@@ -741,7 +741,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "name",
     # Whoever refuses it is the same as of the other pickle, in a process that takes seconds to start.
-    [pytest.param(case, marks=pytest.mark.long) if case == "a-dense-in-a-pickle-that-runs" else case for case in CASES],
+    [pytest.param(case, marks=pytest.mark.slow) if case == "a-dense-in-a-pickle-that-runs" else case for case in CASES],
 )
 def test_what_cannot_be_exported_is_refused(
     good: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

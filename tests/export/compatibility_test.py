@@ -87,7 +87,7 @@ def test_every_form_is_made_and_compared(steps: Any) -> None:
     assert steps["bert tag"].keys() == {"forms"}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_every_form_is_made_compared_and_timed_in_turns(tmp_path: Path) -> None:
     """A family's own step has a figure of each round, and the engine for the T4 or what stands against it."""
     (tmp_path / "page.md").write_text(PAGE)

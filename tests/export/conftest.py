@@ -51,9 +51,9 @@ def whole_proof(few_texts_of_pytorch: None, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(corpus, "probes", all_probes)
 
 
-@pytest.fixture(params=["few", pytest.param("all", marks=pytest.mark.long)])
+@pytest.fixture(params=["few", pytest.param("all", marks=pytest.mark.slow)])
 def probes(request: pytest.FixtureRequest) -> str:
-    """Where it is tested what texts of `export/texts/probes.jsonl` tell: the long tests compare all."""
+    """Where it is tested what texts of `export/texts/probes.jsonl` tell: the slow tests compare all."""
     if request.param == "all":
         request.getfixturevalue("whole_proof")
     return str(request.param)
@@ -75,9 +75,9 @@ def unpickled_here(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "unpickle", read)
 
 
-@pytest.fixture(params=["here", pytest.param("confined", marks=pytest.mark.long)])
+@pytest.fixture(params=["here", pytest.param("confined", marks=pytest.mark.slow)])
 def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reader of pickles; in the long tests in its confined process as well, where this one cannot read."""
+    """The reader of pickles; in the slow tests in its confined process as well, where this one cannot read."""
     if request.param == "here":
         request.getfixturevalue("unpickled_here")
     else:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from serving.models.bundle import Bundle
 
-pytestmark = [pytest.mark.long, pytest.mark.external(obstacle())]
+pytestmark = [pytest.mark.slow, pytest.mark.external(obstacle())]
 
 _SCRIPT = """
 import io, json, sys

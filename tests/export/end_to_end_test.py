@@ -72,7 +72,7 @@ def made(folder: Path, task: str, fault: Fault = lambda checkpoint: checkpoint) 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("task", HEADS)
-@pytest.mark.parametrize("family", ["bert", pytest.param("roberta", marks=pytest.mark.long)])
+@pytest.mark.parametrize("family", ["bert", pytest.param("roberta", marks=pytest.mark.slow)])
 def test_a_bundle_answers_as_the_library_of_its_users(tmp_path: Path, task: str, family: str, probes: str) -> None:
     """Every number that a client gets is theirs, and the report and the manifest say who answered."""
     manifest, _ = made(written(tmp_path / "small", task, family), task)
@@ -178,7 +178,7 @@ def test_a_fault_in_the_bundle_is_refused_by_the_text_that_shows_it(tmp_path: Pa
     ("family", "reason"),
     [
         ("jina_bert", "position_embedding_type 'alibi'"),
-        pytest.param("bert with distances", "position_embedding_type 'relative_key_query'", marks=pytest.mark.long),
+        pytest.param("bert with distances", "position_embedding_type 'relative_key_query'", marks=pytest.mark.slow),
         ("new", "Sentence Transformers cannot load the folder: "),
     ],
 )
@@ -245,7 +245,7 @@ def nearly_tied(folder: Path, task: str, step: float) -> None:
         *((task, "few") for task in NEARLY_TIED[:-1]),
         # Of few texts, one whose answer stands elsewhere would be too many.
         (NEARLY_TIED[-1], "all"),
-        *(pytest.param(task, "all", marks=pytest.mark.long) for task in NEARLY_TIED[:-1]),
+        *(pytest.param(task, "all", marks=pytest.mark.slow) for task in NEARLY_TIED[:-1]),
     ],
     indirect=["probes"],
 )
@@ -287,9 +287,9 @@ def test_a_special_token_that_the_model_has_no_row_of_is_asked_of_nobody(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("task", "longest"), [("embed_tokens", 64), pytest.param("rerank", 64, marks=pytest.mark.long), ("classify", 100)]
+    ("task", "longest"), [("embed_tokens", 64), pytest.param("rerank", 64, marks=pytest.mark.slow), ("classify", 100)]
 )
-@pytest.mark.parametrize("family", ["modernbert", pytest.param("deberta-v2", marks=pytest.mark.long)])
+@pytest.mark.parametrize("family", ["modernbert", pytest.param("deberta-v2", marks=pytest.mark.slow)])
 def test_a_limit_beyond_the_positions_counts_where_the_library_takes_it(
     tmp_path: Path, family: str, task: str, longest: int
 ) -> None:
@@ -322,7 +322,7 @@ def test_loading_a_folder_for_its_proof_logs_nothing(
     assert [record.getMessage() for record in logged if record.levelno >= logging.WARNING] == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_export_in_a_process_of_its_own_logs_nothing(tmp_path: Path) -> None:
     """Nor does what it imports."""
     folder = written(tmp_path / "small", "embed_tokens")
@@ -333,7 +333,7 @@ def test_an_export_in_a_process_of_its_own_logs_nothing(tmp_path: Path) -> None:
     assert lines == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.usefixtures("whole_proof")
 @needs_shared(SHARED / "models")
 @pytest.mark.parametrize("name", ["minilm-sst2", "minilm-squad", "minilm-wnut17"])

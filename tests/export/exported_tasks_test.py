@@ -55,7 +55,7 @@ def test_an_exported_classifier_answers_as_its_checkpoint(tmp_path: Path) -> Non
     assert outputs["label"] == [ranked[0][1]]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "off"), [("fp32", 1e-4), ("int8", 0.5)])
 def test_an_exported_encoder_answers_a_vector_for_each_token(tmp_path: Path, precision: str, off: float) -> None:
     """The same checkpoint for `embed_tokens`: RoBERTa's last hidden state, in fp32 and in INT8."""
@@ -69,7 +69,7 @@ def test_an_exported_encoder_answers_a_vector_for_each_token(tmp_path: Path, pre
         assert "/embed_all" in get(server.http, "/openapi.json").json()["paths"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_int8_that_answers_otherwise_too_often_is_served_where_it_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,7 +31,7 @@ _LONG, _WHOLE, _ENDURANCE = 20, 60, 150
 def _marks(seeds: range) -> list[pytest.MarkDecorator]:
     if seeds.start >= _ENDURANCE:
         return [pytest.mark.endurance]
-    return [pytest.mark.long] if seeds.start >= _LONG else []
+    return [pytest.mark.slow] if seeds.start >= _LONG else []
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_folder_is_answered_as_by_its_libraries(request: pytest.FixtureRequest
     assert counts["same"] >= 0.5 * len(seeds), counts
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.usefixtures("whole_proof")
 def test_a_real_server_answers_them_over_http(tmp_path: Path) -> None:
     """Folders of every task and many families, all of one server."""
@@ -64,7 +64,7 @@ def test_a_real_server_answers_them_over_http(tmp_path: Path) -> None:
             assert verdict == search.Verdict("same"), case.name
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.usefixtures("unpickled_here")
 def test_the_search_finds_a_field_that_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exporter that does not see one field is found out, and the folder is reduced to that field."""

@@ -38,7 +38,7 @@ OVERFLOWING = 1000
 OFTEN = {"BertModel", "BertForMaskedLM", "MegatronBertForSequenceClassification", "DistilBertForQuestionAnswering"}
 """Architectures that differ most."""
 EACH = pytest.mark.parametrize(
-    "architecture", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.long) for name in ARCHITECTURES]
+    "architecture", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in ARCHITECTURES]
 )
 
 

@@ -90,7 +90,7 @@ def megatron(folder: Path) -> Path:
     return write_megatron(folder, 2, 3.0)
 
 
-@pytest.mark.parametrize("write", [google, pytest.param(megatron, marks=pytest.mark.long)])
+@pytest.mark.parametrize("write", [google, pytest.param(megatron, marks=pytest.mark.slow)])
 def test_checkpoints_as_their_makers_left_them(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     """Weights in another layout than Transformers' are loaded too."""
     with Hub(MODEL, write(tmp_path / "files"), tmp_path / "client") as hub:
@@ -164,7 +164,7 @@ def exporting_until(stage: str, folder: Path, out: Path, errors: Path) -> Iterat
     ("number", "stage", "code"),
     [
         (signal.SIGTERM, "loading the weights", 143),
-        pytest.param(signal.SIGINT, "fusing operators", 130, marks=pytest.mark.long),
+        pytest.param(signal.SIGINT, "fusing operators", 130, marks=pytest.mark.slow),
     ],
 )
 def test_an_interrupted_export_leaves_nothing(tmp_path: Path, number: signal.Signals, stage: str, code: int) -> None:
@@ -179,7 +179,7 @@ def test_an_interrupted_export_leaves_nothing(tmp_path: Path, number: signal.Sig
 
 @pytest.mark.usefixtures("few_texts_of_pytorch")
 @pytest.mark.parametrize(
-    "stage", [pytest.param("loading the weights", marks=pytest.mark.long), "comparing model.fp32.onnx"]
+    "stage", [pytest.param("loading the weights", marks=pytest.mark.slow), "comparing model.fp32.onnx"]
 )
 def test_what_a_killed_export_leaves_is_swept(tmp_path: Path, stage: str) -> None:
     """SIGKILL leaves only a hidden directory, which no server takes for a model and which the next export removes."""

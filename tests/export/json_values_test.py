@@ -27,7 +27,7 @@ def test_a_value_that_is_something_else_ends_in_a_sentence_or_a_compared_bundle(
     assert json_values.faults(drawn) == []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", json_values.FOLDERS)
 def test_all_values_of_a_folder(name: str) -> None:
     """The same of every value."""

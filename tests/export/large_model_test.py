@@ -96,7 +96,7 @@ def test_answers_are_those_of_one_file(bundle: Bundle, small_export: Export) -> 
         np.testing.assert_array_equal(pooled(bundle.path / name), pooled(small_export.bundle.path / name))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_it_is_proven_again(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     """`verify` loads graph and weights of every artifact, of fp16 its twin."""
     assert verify.main([str(bundle.path)]) == 0
@@ -120,7 +120,7 @@ def test_it_is_shown_with_its_weights(bundle: Bundle, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("options", "off"),
     # 8 bits leave the direction: a cosine of 0.98 is a distance of 0.2.
-    [(("--precision", "fp32"), 1e-5), pytest.param(("--engine", "openvino"), 0.2, marks=pytest.mark.long)],
+    [(("--precision", "fp32"), 1e-5), pytest.param(("--engine", "openvino"), 0.2, marks=pytest.mark.slow)],
 )
 def test_it_is_served(models: Path, expected: NDArray[np.float32], options: tuple[str, ...], off: float) -> None:
     """Vectors are those of Transformers; OpenVINO finds the weights by the graph's path."""
@@ -147,7 +147,7 @@ def test_an_artifact_that_is_left_out_leaves_no_weights(
     assert [artifact.file for artifact in open_bundle(tmp_path / "small" / "1").manifest.artifacts] == [NAMES[0]]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_xlm_roberta_large(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     """560 million random weights: exported within 12 GB of memory, and served as Transformers answers.
 

@@ -69,7 +69,7 @@ def test_long_and_padded_texts_are_each_text_alone(tmp_path: Path, model_type: s
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long if name in SLOW else ()) for name in PUBLISHED]
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in PUBLISHED]
 )
 def test_published_settings_are_those_of_the_library(tmp_path: Path, name: str) -> None:
     """Texts around the windows, buckets and trained lengths of each family's best-known checkpoint."""
@@ -91,7 +91,7 @@ def check(folder: Path, model_type: str, checkpoint: Checkpoint, asked: Sequence
         np.testing.assert_allclose(traced, right, atol=2e-5)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["jina_bert", "new", "nomic_bert"])
 def test_8192_tokens_are_taken(tmp_path: Path, model_type: str) -> None:
     """The longest text that these models are known for."""

@@ -149,7 +149,7 @@ def test_what_cannot_be_put_together_is_named(tmp_path: Path, name: str) -> None
         opened(folder)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_case_is_told_by_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the vocabulary looks like; the file is read in a confined process, as this one cannot."""
     monkeypatch.delattr(unpickle, "convert")

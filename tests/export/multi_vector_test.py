@@ -78,7 +78,7 @@ def made(folder: Path, max_length: int | None = None) -> tuple[Manifest, str]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in SHORT else pytest.mark.long) for name in LAYOUTS]
+    "name", [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in LAYOUTS]
 )
 def test_every_layout_answers_as_the_library(tmp_path: Path, name: str, probes: str) -> None:
     """From the text on, on both sides: the same tokens, markers, lengths and skipped tokens, and the same numbers."""
@@ -168,7 +168,7 @@ def test_an_unattended_token_changes_no_other(tmp_path: Path) -> None:
     assert row.shape == (QUERY_LENGTH, SIZE)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stanford", "own, filled and unattended"])
 def test_every_form_keeps_its_limits(tmp_path: Path, name: str, whole_proof: None) -> None:  # noqa: ARG001
     """INT8 of both libraries and fp16 by their twins; what was exported passes `bertserve verify`."""
@@ -189,7 +189,7 @@ def test_every_form_keeps_its_limits(tmp_path: Path, name: str, whole_proof: Non
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_multi_vector_model_builds_for_a_t4(tmp_path: Path) -> None:
     """TensorRT takes the operators of the projection and the normalization."""
     checkpoint = opened(write_stanford(tmp_path / "small"))

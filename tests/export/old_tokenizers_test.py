@@ -178,7 +178,7 @@ def check_same_ids(folder: Path, count: int) -> None:
         assert [list(text.type_ids or ()) for text in found] == whole["token_type_ids"]
 
 
-@pytest.mark.parametrize("count", [250, pytest.param(5000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [250, pytest.param(5000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_are_those_of_transformers(tmp_path: Path, kind: str, count: int) -> None:
     """Special tokens, lower-casing, cutting: token for token, over 25 scripts, emoji, controls and long words."""

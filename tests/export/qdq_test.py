@@ -159,7 +159,7 @@ def test_a_range_on_one_side_of_0_keeps_all_8_bits(tmp_path: Path) -> None:
     assert sum(node.op_type == "Add" for node in onnx.load(tmp_path / "made.onnx").graph.node) == 3
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", sorted(STEMS))
 def test_every_family_builds_for_a_t4(tmp_path: Path, model_type: str) -> None:
     """The quantised graph of every family parses and builds where there is no GPU."""

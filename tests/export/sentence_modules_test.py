@@ -125,7 +125,7 @@ SHORT = {"all-together", "dense-layer-norm-dense", "normalize-dense"}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in SHORT else pytest.mark.long) for name in PIPELINES]
+    "name", [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in PIPELINES]
 )
 def test_every_module_answers_as_encode_does(encoder: Path, tmp_path: Path, name: str) -> None:
     """Whatever the order: fp32 to the last digits, and of length 1 only where the folder says so; fp16 and INT8 too."""
@@ -154,7 +154,7 @@ def test_every_module_answers_as_encode_does(encoder: Path, tmp_path: Path, name
         assert cosines(vectors(checkpoint, small, target=target), wanted).min() > 0.9
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["all-together", "dense-layer-norm-dense"])
 def test_every_module_builds_for_a_t4(encoder: Path, tmp_path: Path, name: str) -> None:
     """TensorRT takes the operators of each."""

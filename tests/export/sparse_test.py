@@ -359,7 +359,7 @@ def test_the_end_of_a_full_row_is_not_compared() -> None:
     assert decisions.cosine(above_cut(weights, 3), weights) > 0.9
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["splade-of-many-words", "splade-sum"])
 def test_a_sparse_encoder_builds_for_a_t4(tmp_path: Path, name: str) -> None:
     """TensorRT takes the blocks and the choice, in fp16 and in INT8."""

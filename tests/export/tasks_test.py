@@ -62,7 +62,7 @@ def test_every_head_of_every_family_is_tried() -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "task", "projected"),
-    [pytest.param(*case, marks=pytest.mark.long if is_long(*case[:2], projected=case[2]) else []) for case in EVERY],
+    [pytest.param(*case, marks=pytest.mark.slow if is_long(*case[:2], projected=case[2]) else []) for case in EVERY],
 )
 def test_the_graph_answers_as_transformers_does(tmp_path: Path, model_type: str, task: str, *, projected: bool) -> None:
     """A padded batch on the serving engine is each text alone in Transformers; fusions, INT8 and fp16 are complete."""
@@ -86,7 +86,7 @@ def test_the_graph_answers_as_transformers_does(tmp_path: Path, model_type: str,
 @pytest.mark.parametrize(
     ("model_type", "task"),
     [
-        pytest.param(*case[:2], marks=[] if case[:2] == ("deberta-v2", "embed") else pytest.mark.long)
+        pytest.param(*case[:2], marks=[] if case[:2] == ("deberta-v2", "embed") else pytest.mark.slow)
         for case in EVERY
         if not case[2]
     ],

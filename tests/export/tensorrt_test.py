@@ -77,7 +77,7 @@ def test_an_engine_for_a_t4_is_built_where_there_is_no_gpu(fp16: Path, tmp_path:
     assert list(tmp_path.iterdir()) == [file]
 
 
-@pytest.mark.parametrize("target", ["sm120", *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
+@pytest.mark.parametrize("target", ["sm120", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_every_target_builds(fp16: Path, tmp_path: Path, target: str) -> None:
     """An engine for each generation of GPUs, with the compute capability in its record."""
     made = tensorrt.build(fp16, tmp_path / "engine", target, max_length=SHORT, count=ignore)
@@ -116,7 +116,7 @@ def test_an_engine_that_fills_masks_builds(tmp_path: Path) -> None:
     assert shapes_of(made.engine.profiles[0], ["batch", "masks"]) == ((1, 1), (4, 1), (32, 16))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_demo_models_engine_for_a_t4_builds(tmp_path: Path) -> None:
     """The demo model, with all its sequence buckets."""
     checkpoint = open_checkpoint(find("demo"), None, [].append)
@@ -125,7 +125,7 @@ def test_the_demo_models_engine_for_a_t4_builds(tmp_path: Path) -> None:
     assert [profile.max[1] for profile in made.engine.profiles] == [16, 32, 64, 128, 256]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("max_length", [SHORT, 512])
 def test_the_engine_of_bert_base_for_a_t4_builds(tmp_path: Path, max_length: int) -> None:
     """BERT-base at its full size: 110 million weights, in 2 GiB of memory."""

@@ -138,10 +138,10 @@ def open_files(pid: int) -> int:
 @pytest.mark.parametrize(
     ("port", "first"),
     [
-        pytest.param("http", b"", marks=pytest.mark.long),
+        pytest.param("http", b"", marks=pytest.mark.slow),
         ("http", ASKED),
-        pytest.param("grpc", b"", marks=pytest.mark.long),
-        pytest.param("grpc", PREFACE + settings(), marks=pytest.mark.long),
+        pytest.param("grpc", b"", marks=pytest.mark.slow),
+        pytest.param("grpc", PREFACE + settings(), marks=pytest.mark.slow),
     ],
 )
 def test_idle_connections_beyond_the_bound_harm_nobody(models: Path, port: str, first: bytes) -> None:
@@ -181,7 +181,7 @@ def test_the_soft_limit_of_files_is_raised(models: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "options"), [(400, ["--max-connections", "5000"]), pytest.param(64, [], marks=pytest.mark.long)]
+    ("files", "options"), [(400, ["--max-connections", "5000"]), pytest.param(64, [], marks=pytest.mark.slow)]
 )
 def test_a_bound_that_the_limit_of_files_does_not_allow_is_refused(
     models: Path, files: int, options: list[str]
@@ -289,7 +289,7 @@ def test_probes_have_places_of_their_own(models: Path) -> None:
         assert metric(server, "bertserve_connections_displaced_total", ports="probes") > 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_engine_that_cannot_be_started_for_lack_of_descriptors_is_started_later(models: Path) -> None:
     """The server lives on and says why it waits; when there are descriptors again, it serves."""
     with Server(models, *FAKE) as server, HttpConnection(server.metrics) as probe:

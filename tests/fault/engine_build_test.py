@@ -200,7 +200,7 @@ def test_a_build_that_fails_says_why(models: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_engine_that_answers_otherwise_never_serves(models: Path, tmp_path: Path) -> None:
     """The graph is another model's: the server goes on as it is, and says so."""
     bundle = models / "small" / "1"
@@ -217,7 +217,7 @@ def test_an_engine_that_answers_otherwise_never_serves(models: Path, tmp_path: P
     assert not list((tmp_path / "cache").rglob(ENGINE))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_version_that_comes_meanwhile_is_built_for_too(models: Path, tmp_path: Path) -> None:
     """One swapped to while the first is built, and one after the change-over; the old build changes nothing."""
     with building(models, tmp_path / "cache", "--model-control", "true", "--keep-version-s", "0") as server:

@@ -286,7 +286,7 @@ def test_row_45_engine_killed_at_a_rate(serve: Callable[..., Server]) -> None:
     assert set(result.faults) <= {"deadline_exceeded", "504"}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_row_45_engine_killed_int8(serve: Callable[..., Server]) -> None:
     """The real engine is ready again within 5 s of a kill, and answers as before."""
     server = serve("--precision", "int8", *MEASURED)
@@ -403,7 +403,7 @@ def test_row_51_non_finite_output(serve: Callable[..., Server], models: Path, tm
     assert metric(server, "bertserve_non_finite_outputs_total") == 2
 
 
-@pytest.mark.parametrize("cores", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("cores", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_lanes_that_carry_load_are_less_urgent(serve: Callable[..., Server], own_shelf: Shelf, cores: int) -> None:
     """Narrow lanes give way to the server, by as much as is asked for; without any the whole engine does."""
     options = measured(own_shelf.root, "--precision", "fp32", "--threads", str(cores))
@@ -418,7 +418,7 @@ def test_lanes_that_carry_load_are_less_urgent(serve: Callable[..., Server], own
     assert found.count(urgent) == len(threads) - less
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_engine_that_hangs_while_it_is_started_again_ends_the_server(models: Path) -> None:
     """It is warming and alive for as long as a start may take; then one line says why, and it exits for another one."""
     with faulty(models, "--engine-start-s", "8") as server:

@@ -89,7 +89,7 @@ def readiness(server: Server) -> int:
     return get(server.metrics, "/readyz").status
 
 
-@pytest.mark.parametrize("kills", [pytest.param(5, id="few"), pytest.param(100, id="many", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [pytest.param(5, id="few"), pytest.param(100, id="many", marks=pytest.mark.slow)])
 def test_a_front_that_is_killed_takes_its_own_connections_with_it_and_nothing_else(models: Path, kills: int) -> None:
     """Connections of the others lose nothing, it is started again, and all is accounted for; both at once, too."""
     dice, killed = random.Random(1), set[int]()
@@ -154,7 +154,7 @@ def test_a_front_is_killed_with_requests_in_the_queue(models: Path) -> None:
         wait_idle(server)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_only_a_front_that_stands_still_by_itself_is_killed(models: Path) -> None:
     """Not if the core did, as when a container is paused: it has not read their reports yet."""
     with Server(models, *FAKE, *FRONTS) as server, contextlib.ExitStack() as stack:

@@ -126,27 +126,27 @@ def test_a_card_tells_of_itself_under_tritons_names(on_a_t4: Server) -> None:
         pytest.param(
             {"gpus": [{**T4, "name": "H200", "capability": [9, 0]}]}, "ort-cuda", "ready",
             {"tensorrt": "has no artifact for the engine tensorrt on sm90 (it has: cpu, cuda, sm75)"},
-            id="another compute capability", marks=pytest.mark.long,
+            id="another compute capability", marks=pytest.mark.slow,
         ),
         pytest.param(
             {"gpus": [{**T4, "memory": 200 << 20}]}, "ort-cpu", "degraded",
             {"tensorrt": "GPU 0 (Tesla T4) has 200 MiB of 200 free", "ort-cuda": "200 MiB of 200 free"},
-            id="too little memory", marks=pytest.mark.long,
+            id="too little memory", marks=pytest.mark.slow,
         ),
         pytest.param(
             {"init": 803}, "ort-cpu", "degraded",
             {"tensorrt": "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "ort-cuda": "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
-            id="a broken driver", marks=pytest.mark.long,
+            id="a broken driver", marks=pytest.mark.slow,
         ),
         pytest.param(
             {"init": 100}, "ort-cpu", "ready",
             {"tensorrt": "the NVIDIA driver finds no GPU", "ort-cuda": "the NVIDIA driver finds no GPU"},
-            id="no GPU", marks=pytest.mark.long,
+            id="no GPU", marks=pytest.mark.slow,
         ),
         pytest.param(
             {"ort_falls_back": True, "gpus": [{**T4, "capability": [8, 6]}]}, "ort-cpu", "degraded",
             {"ort-cuda": "ONNX Runtime runs it on CPUExecutionProvider instead of the GPU"},
-            id="a library that falls back in silence", marks=pytest.mark.long,
+            id="a library that falls back in silence", marks=pytest.mark.slow,
         ),
     ],
 )  # fmt: skip
@@ -171,7 +171,7 @@ def test_auto_goes_on_to_what_can_run_and_says_why(
             assert {name for name in found if f"engine {name} not used: " in warnings} == on_gpus
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_engine_without_proof_is_not_taken(tmp_path: Path) -> None:
     """Nobody compared the TensorRT engine with PyTorch: the next one serves, and the reason says what to do."""
     write_gpu_bundle(tmp_path / "models", tmp_path / "base", unproven=["sm75"])
@@ -191,7 +191,7 @@ def test_an_engine_that_does_not_load_makes_room_for_the_next(tmp_path: Path) ->
 
 
 @without_gpu
-@pytest.mark.parametrize("engine", ["tensorrt", pytest.param("ort-cuda", marks=pytest.mark.long)])
+@pytest.mark.parametrize("engine", ["tensorrt", pytest.param("ort-cuda", marks=pytest.mark.slow)])
 def test_an_engine_that_is_named_and_cannot_run_is_an_error(models: Path, engine: str) -> None:
     """Row 50, on this very machine with its real libraries: no fallback, one line, exit code 1."""
     done = refused_start("--models", str(models), "--engine", engine)
@@ -202,7 +202,7 @@ def test_an_engine_that_is_named_and_cannot_run_is_an_error(models: Path, engine
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_named_engine_that_does_not_load_is_an_error(tmp_path: Path) -> None:
     """Row 66, where the operator wants this engine and no other."""
     write_gpu_bundle(tmp_path / "models", tmp_path / "base", inside="8.9")
@@ -211,7 +211,7 @@ def test_a_named_engine_that_does_not_load_is_an_error(tmp_path: Path) -> None:
     assert "does not fit this GPU" in done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_compiled_kernels_are_kept_for_the_next_start(models: Path, tmp_path: Path) -> None:
     """In the node's cache, under its rules; the second start finds them, and leaves nothing beside them."""
     for _ in range(2):
@@ -274,7 +274,7 @@ LOST = ("the device is lost: cuStreamSynchronize: CUDA_ERROR_", "exited with sta
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [pytest.param("700", LOST, marks=pytest.mark.long), ("2", LOST), ("hang", ("it hangs",))],
+    [pytest.param("700", LOST, marks=pytest.mark.slow), ("2", LOST), ("hang", ("it hangs",))],
     ids=["row 47: an error that stays", "row 48: full memory", "row 46: a card that hangs"],
 )
 def test_a_card_that_is_lost_costs_its_engine_process(faulty: Faulty, fault: str, words: tuple[str, ...]) -> None:
@@ -286,7 +286,7 @@ def test_a_card_that_is_lost_costs_its_engine_process(faulty: Faulty, fault: str
     assert [word for word in words if word not in faulty.server.log] == []
 
 
-@pytest.mark.parametrize("engine", ["tensorrt", pytest.param("ort-cuda", marks=pytest.mark.long)])
+@pytest.mark.parametrize("engine", ["tensorrt", pytest.param("ort-cuda", marks=pytest.mark.slow)])
 def test_row_51_non_finite_output_on_a_card(tmp_path: Path, engine: str) -> None:
     """The text that the model answers NaN to gets 500, alone and beside others; those are answered, and nobody dies."""
     words = vocabulary()
@@ -342,7 +342,7 @@ def test_two_gpus_have_an_engine_each_and_one_queue(models: Path, expected: np.n
         wait_for(lambda: metric(server, "bertserve_gpus", state="working") == 2, "both GPUs again", 30)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_cards_that_cannot_work_leave_a_degraded_server(models: Path, expected: np.ndarray[Any, Any]) -> None:
     """One without memory, and one that dies as often as the settings say, not three times: the last one serves."""
     gpus = [{**T4, "memory": 200 << 20}, T4, T4]
@@ -363,7 +363,7 @@ def test_cards_that_cannot_work_leave_a_degraded_server(models: Path, expected: 
         assert config == f"{reason}; {lost}"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_second_engine_needs_room_on_the_card(tmp_path: Path) -> None:
     """Before it loads anything: else the one that serves would be the one that runs out of memory."""
     write_gpu_bundle(tmp_path / "models", tmp_path / "base")

@@ -227,7 +227,7 @@ def test_a_reply_that_is_never_taken(impatient_server: Server) -> None:
     assert elapsed(started) < 8
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_client_that_does_not_read(serve: Callable[..., Server]) -> None:
     """Once the buffers are full it is not read either, and is cut off after `body_timeout_s`."""
     server = serve(*FAKE, "--body-timeout-s", "1")

@@ -211,7 +211,7 @@ def test_row_57_a_client_that_does_not_read(serve: Callable[..., Server]) -> Non
     assert "Traceback" not in server.log
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_row_58_second_signal_ends_the_drain(held_server: tuple[Server, Callable[[], None]]) -> None:
     """A second signal during the drain does not make it longer than its limit."""
     server, _ = held_server

@@ -88,7 +88,7 @@ def test_a_stall_shows_in_the_open_loop_and_hides_in_the_closed_one(serve: Calla
 
 @pytest.mark.parametrize(
     ("protocol", "reason"),
-    [pytest.param("http", "429 Too Many Requests", marks=pytest.mark.long), ("grpc", "RESOURCE_EXHAUSTED")],
+    [pytest.param("http", "429 Too Many Requests", marks=pytest.mark.slow), ("grpc", "RESOURCE_EXHAUSTED")],
 )
 def test_overload_is_counted_by_reason(narrow_server: Server, protocol: str, reason: str) -> None:
     """A server that sheds what it cannot carry shows as offered, answered and refused requests that add up."""
@@ -103,8 +103,8 @@ def test_overload_is_counted_by_reason(narrow_server: Server, protocol: str, rea
     ("protocol", "reason"),
     [
         ("http", "504 Gateway Timeout"),
-        pytest.param("v2", "504 Gateway Timeout", marks=pytest.mark.long),
-        pytest.param("grpc", "DEADLINE_EXCEEDED", marks=pytest.mark.long),
+        pytest.param("v2", "504 Gateway Timeout", marks=pytest.mark.slow),
+        pytest.param("grpc", "DEADLINE_EXCEEDED", marks=pytest.mark.slow),
     ],
 )
 def test_requests_carry_a_deadline(narrow_server: Server, protocol: str, reason: str) -> None:
@@ -115,7 +115,7 @@ def test_requests_carry_a_deadline(narrow_server: Server, protocol: str, reason:
     assert result.failed == result.offered
 
 
-@pytest.mark.parametrize("protocol", ["http", pytest.param("grpc", marks=pytest.mark.long)])
+@pytest.mark.parametrize("protocol", ["http", pytest.param("grpc", marks=pytest.mark.slow)])
 def test_a_run_has_the_server_s_own_stages(fake_server: Server, protocol: str) -> None:
     """Over both protocols every stage is told, and the compute stage is not the network's."""
     result = measured(target_of(fake_server, protocol), EVEN.lasting(0.5))
@@ -158,7 +158,7 @@ def test_a_load_that_cannot_be_sent_is_one_clear_line(
 
 
 @pytest.mark.parametrize(
-    ("slo", "code"), [pytest.param("p99=10s,errors=0%", HELD, marks=pytest.mark.long), ("p50=1us", MISSED)]
+    ("slo", "code"), [pytest.param("p99=10s,errors=0%", HELD, marks=pytest.mark.slow), ("p50=1us", MISSED)]
 )
 def test_the_exit_code_is_the_verdict(fake_server: Server, tmp_path: Path, slo: str, code: int) -> None:
     """A held objective ends in 0, a missed one in 1, and both leave their report."""
@@ -272,7 +272,7 @@ def test_the_very_requests_of_a_run_are_simulated(
     assert told["compute_ms"] >= 20
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_baseline_answers_whom_we_refuse(serve: Callable[..., Server]) -> None:
     """Far more than a deadline allows: ours refuses at once; first come, first served lets everybody wait in vain."""
     options = (*SLOW, "--default-timeout-ms", "200", "--max-batch-tokens", "16")

@@ -206,7 +206,7 @@ def test_refused_requests_leave_nothing(uncollected_server: Server, kind: str) -
 
 
 @pytest.mark.parametrize(
-    "sent", [pytest.param(1 << 20, id="in its body", marks=pytest.mark.long), pytest.param(None, id="behind it")]
+    "sent", [pytest.param(1 << 20, id="in its body", marks=pytest.mark.slow), pytest.param(None, id="behind it")]
 )
 def test_clients_that_leave_leave_nothing(uncollected_server: Server, sent: int | None) -> None:
     """In the middle of a body, or before their answer.

@@ -53,7 +53,7 @@ def _again(test: Callable[..., None]) -> Callable[..., None]:
 
     again.__doc__, again.__name__ = test.__doc__, test.__name__
     again.__dict__.update(__wrapped__=test, pytestmark=list(getattr(test, "pytestmark", [])))
-    return again if test.__name__ in SHORT else pytest.mark.long(again)
+    return again if test.__name__ in SHORT else pytest.mark.slow(again)
 
 
 RUN_AGAIN = {

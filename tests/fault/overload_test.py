@@ -37,7 +37,7 @@ FULL_S, SHORT_S = 60.0, 1.5
 both = pytest.mark.parametrize("transport", BOTH, ids=lambda kind: kind.name)
 every = pytest.mark.parametrize("transport", TRANSPORTS, ids=lambda kind: kind.name)
 protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
-seconds = pytest.mark.parametrize("lasting_s", [SHORT_S, pytest.param(FULL_S, marks=pytest.mark.long)])
+seconds = pytest.mark.parametrize("lasting_s", [SHORT_S, pytest.param(FULL_S, marks=pytest.mark.slow)])
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def restart(
 
 
 @pytest.mark.parametrize(
-    ("restarts", "busy"), [pytest.param(5, 0, id="few"), pytest.param(200, 6, id="many", marks=pytest.mark.long)]
+    ("restarts", "busy"), [pytest.param(5, 0, id="few"), pytest.param(200, 6, id="many", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("lame_duck_s", ["0", "0.5"])
 def test_row_55_restarts_a_round_trip_away(models: Path, lame_duck_s: str, restarts: int, busy: int) -> None:

@@ -68,7 +68,7 @@ def server(shelf: Shelf) -> Iterator[Server]:
         yield running
 
 
-@pytest.mark.parametrize("swaps", [2, pytest.param(40, marks=pytest.mark.long)])
+@pytest.mark.parametrize("swaps", [2, pytest.param(40, marks=pytest.mark.slow)])
 def test_swaps_under_load_lose_nothing_and_mix_nothing(server: Server, shelf: Shelf, swaps: int) -> None:
     """Each request is answered by one version whole; what is sent after the load call's reply, by the new one."""
     times: list[tuple[float, float, int]] = []
@@ -89,7 +89,7 @@ def test_swaps_under_load_lose_nothing_and_mix_nothing(server: Server, shelf: Sh
     assert metric(server, "bertserve_model_version", model=NAME) == version
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_version_that_appears_is_served(own_shelf: Shelf) -> None:
     """Where the repository is watched, over every protocol, and two in a row."""
     with Server(own_shelf.root, *ORT, *measured(own_shelf.root), *WATCHED) as watching:
@@ -209,7 +209,7 @@ def test_a_version_whose_warm_up_fails_never_serves(server: Server, shelf: Shelf
     assert version not in index(server)  # what is not there needs no reason
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_refused_version_is_tried_again_when_it_has_changed(own_shelf: Shelf) -> None:
     """And not before: a watching server does not load the same damage over and over."""
     with Server(own_shelf.root, *FAKE, *WATCHED) as watching:
@@ -270,7 +270,7 @@ def test_a_version_whose_engine_ends_gives_way_to_the_one_before(own_shelf: Shel
         wait_served(watching, third)  # and not the second
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_swap_that_waits_goes_on_from_the_version_that_came_back(own_shelf: Shelf) -> None:
     """What it waits for is the drain of the version before; if that serves again meanwhile, it is replaced itself."""
     options = (*FAKE, *CONTROLLED, "--fake-faults", f"{own_shelf.token(SWAPPED[0])}:hang")
@@ -290,7 +290,7 @@ def test_a_swap_that_waits_goes_on_from_the_version_that_came_back(own_shelf: Sh
         running.process.kill()  # the request that hangs has half a minute yet
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_requests_of_the_old_version_are_drained(own_shelf: Shelf) -> None:
     """What was queued for the version before is answered by it, and the next swap waits for that."""
     with (
@@ -310,7 +310,7 @@ def test_requests_of_the_old_version_are_drained(own_shelf: Shelf) -> None:
         assert "drained in" in slow.log
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_several_who_ask_at_once(server: Server, shelf: Shelf) -> None:
     """Swaps follow one another, and who asks for what is served already is answered at once."""
     versions = [shelf.add(), shelf.add()]
@@ -323,7 +323,7 @@ def test_several_who_ask_at_once(server: Server, shelf: Shelf) -> None:
     assert served(server) == versions[-1]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_model_out_of_service_stays_so_when_another_version_comes(own_shelf: Shelf) -> None:
     """A swap changes what would be served; only a load call takes the model into service again."""
     with Server(own_shelf.root, *FAKE, *WATCHED, *CONTROLLED) as watching:
@@ -382,7 +382,7 @@ def test_memory_that_is_short_says_nothing_of_a_version(server: Server, shelf: S
     assert outcome(server, "refused") == refused
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_engine_that_dies_while_another_warms_up_comes_back_first(own_shelf: Shelf) -> None:
     """The swap waits until requests are served again, and then goes on."""
     with Server(own_shelf.root, *ORT, *measured(own_shelf.root), *CONTROLLED) as running, ThreadPoolExecutor(1) as pool:
@@ -413,7 +413,7 @@ def warming(own_shelf: Shelf) -> Iterator[tuple[Server, int, int]]:
         busy.process.kill()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_engine_that_warms_up_is_paused_while_the_other_works(warming: tuple[Server, int, int]) -> None:
     """And has a turn now and then whatever happens, so that it comes to an end."""
     server, _, second = warming
@@ -423,7 +423,7 @@ def test_the_engine_that_warms_up_is_paused_while_the_other_works(warming: tuple
     wait_for(lambda: not is_stopped(second), "the end of the pauses")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_row_59_no_engine_outlives_the_server_during_a_swap(warming: tuple[Server, int, int]) -> None:
     """Not even one that is stopped when the server is killed."""
     server, *pids = warming
@@ -432,7 +432,7 @@ def test_row_59_no_engine_outlives_the_server_during_a_swap(warming: tuple[Serve
     wait_for(lambda: not any(map(is_running, pids)), "the end of both engines")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_row_58_sigterm_during_a_swap(warming: tuple[Server, int, int]) -> None:
     """The version that was to come is given up, and the exit code is 0."""
     server, *pids = warming
@@ -443,7 +443,7 @@ def test_row_58_sigterm_during_a_swap(warming: tuple[Server, int, int]) -> None:
 LOAD = f"/v2/repository/models/{NAME}/load"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_watching_server_tries_again(own_shelf: Shelf) -> None:
     """By itself, and nothing counts as refused; versions that are removed are forgotten."""
     with Server(own_shelf.root, *FAKE, *WATCHED) as watching:
@@ -460,7 +460,7 @@ def test_a_watching_server_tries_again(own_shelf: Shelf) -> None:
         wait_for(lambda: version + 1 not in index(watching), "no word of it")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_is_tried_again_says_when(own_shelf: Shelf) -> None:
     with (
         Server(own_shelf.root, *FAKE, *CONTROLLED, "--watch-models-s", "3600") as running,
@@ -486,7 +486,7 @@ def limit_files(server: Server, more: int) -> tuple[int, int]:
     return before
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_file_descriptors_that_run_out_say_nothing_of_a_version(own_shelf: Shelf) -> None:
     """They are the server's own trouble: the call may be repeated, and the reason names no file."""
     with Server(own_shelf.root, *FAKE, *CONTROLLED) as server, HttpConnection(server.http) as connection:
@@ -503,7 +503,7 @@ def test_file_descriptors_that_run_out_say_nothing_of_a_version(own_shelf: Shelf
         assert served(server) == version
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_watching_server_gives_up_in_the_end(own_shelf: Shelf) -> None:
     """After its last try a version counts as refused and waits for a change, which begins anew."""
     with Server(own_shelf.root, *FAKE, "--watch-models-s", "0.01") as watching:
@@ -571,7 +571,7 @@ def test_an_engine_that_ends_while_it_is_drained_takes_its_requests_with_it(own_
         assert load(running, own_shelf.add()).status == 200
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_swap_that_began_before_another_was_rolled_back(tmp_path: Path) -> None:
     """What it would bring back has been given up with its engine: it is to be asked for once more."""
     for name in ("one", "two"):

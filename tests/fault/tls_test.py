@@ -386,7 +386,7 @@ def test_a_broken_pair_changes_nothing(serve: Callable[..., Server], tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "version", [ssl.TLSVersion.TLSv1_2, pytest.param(ssl.TLSVersion.TLSv1_3, marks=pytest.mark.long)]
+    "version", [ssl.TLSVersion.TLSv1_2, pytest.param(ssl.TLSVersion.TLSv1_3, marks=pytest.mark.slow)]
 )
 def test_an_authority_that_is_taken_away(serve: Callable[..., Server], tmp_path: Path, version: ssl.TLSVersion) -> None:
     """Clients of an authority that is trusted no more get no connection, not even by a session of before."""

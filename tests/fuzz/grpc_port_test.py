@@ -275,7 +275,7 @@ def sent_elsewhere(identity: str, stream: int, data: bytes) -> bool:
 
 def _parts() -> list[object]:
     parts: list[object] = [pytest.param(0, 1000, id="1000")]
-    parts.append(pytest.param(1000, 5000, id="5000", marks=pytest.mark.long))
+    parts.append(pytest.param(1000, 5000, id="5000", marks=pytest.mark.slow))
     parts += [
         pytest.param(start, 5000, id=f"{start}+5000", marks=pytest.mark.endurance)
         for start in range(6000, 206_000, 5000)

@@ -172,10 +172,10 @@ def difference_from_node(taken: int, read: Reading, replies: list[Reply]) -> str
 
 
 def _parts() -> list[Any]:
-    """Seeds: the few of every run, those of the long tests, and 200,000 in parts that can be resumed."""
-    long = pytest.param(range(1000, 5000), marks=pytest.mark.long)
+    """Seeds: the few of every run, those of the slow tests, and 200,000 in parts."""
+    slow = pytest.param(range(1000, 5000), marks=pytest.mark.slow)
     rest = [range(first, first + _PART) for first in range(5000, 200_000, _PART)]
-    return [range(1000), long, *[pytest.param(part, marks=pytest.mark.endurance) for part in rest]]
+    return [range(1000), slow, *[pytest.param(part, marks=pytest.mark.endurance) for part in rest]]
 
 
 @pytest.mark.parametrize("seeds", _parts(), ids=lambda seeds: f"{seeds.start}-{seeds.stop}")

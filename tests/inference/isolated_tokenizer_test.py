@@ -131,7 +131,7 @@ def test_what_is_known_to_be_bounded(changes: dict[str, Any], places: list[str])
     assert list(foreign_rules(changes)) == places
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_known_regexes_take_linear_time() -> None:
     """Eight times the length that rules of a bundle's own are tried on fits into the same CPU time."""
     process = TokenizerProcess("", ())

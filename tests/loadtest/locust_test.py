@@ -88,7 +88,7 @@ def test_a_server_that_is_not_there_is_exit_code_1() -> None:
         pytest.param(
             ("--scenario", "stedy"),
             "argument --scenario: unknown scenario 'stedy' (did you mean steady?)",
-            marks=pytest.mark.long,
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -162,7 +162,7 @@ def test_an_engine_is_built_where_there_is_none_that_runs(tmp_path: Path) -> Non
     assert on_a_t4(tmp_path / "models", "1.8.0.1").must_build(bundle)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_engine_is_built_in_the_precision_that_is_asked_for(tmp_path: Path) -> None:
     """The bundle's engine is fp16; one in INT8 is built of a bundle that brings the graph for it."""
     bundle = write_gpu_bundle(tmp_path / "models", tmp_path / "base")

@@ -83,7 +83,7 @@ def test_on_another_processor_a_few_texts_are_compared(bundle: Path, caplog: pyt
     assert there == f"{here} on the machine of the proof"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_bundle_of_an_earlier_version_is_compared_too(bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its manifest names no processor and has no figures of the few texts."""
     prove_elsewhere(bundle, proven_on=[], sample=None)
@@ -92,7 +92,7 @@ def test_a_bundle_of_an_earlier_version_is_compared_too(bundle: Path, caplog: py
     assert "mean cosine to PyTorch 0.99" in caplog.text
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_node_s_cache_keeps_what_was_found(
     bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,21 +14,18 @@ if TYPE_CHECKING:
 
 
 def sizes(full: int) -> Any:
-    """Parametrises a test with `examples`: a twentieth, and in the long tests all of them."""
+    """Parametrises a test with `examples`: a twentieth, and in the slow tests all of them."""
     return pytest.mark.parametrize("examples", [full // 20, pytest.param(full, marks=pytest.mark.endurance)])
 
 
 def parts(usual: int, long: int, full: int) -> Any:
-    """Parametrises a test with `examples` and their `seed`: some, more in the long tests, and all in many parts.
-
-    Each part is a test of its own, so that a run that was ended goes on behind those that passed.
-    """
+    """Parametrises a test with `examples` and their `seed`: some, more in the slow tests, and all in many parts."""
     count = full // long
     return pytest.mark.parametrize(
         ("seed", "examples"),
         [
             pytest.param(0, usual, id="few"),
-            pytest.param(1, long, marks=pytest.mark.long, id="more"),
+            pytest.param(1, long, marks=pytest.mark.slow, id="more"),
             *[
                 pytest.param(2 + part, long, marks=pytest.mark.endurance, id=f"{part + 1}of{count}")
                 for part in range(count)

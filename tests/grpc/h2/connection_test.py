@@ -591,7 +591,7 @@ def test_a_refused_request_gives_no_credit_back() -> None:
         assert server.h2.finished == refused
 
 
-@pytest.mark.parametrize("size", [300, 5000, pytest.param(100_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("size", [300, 5000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_a_busy_peer_never_runs_out_of_credit(size: int) -> None:
     """No second passes: answers alone pay for pings, windows, new header fields, and bodies of any size."""
     server, encoder = Server(), Encoder()

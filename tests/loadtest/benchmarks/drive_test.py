@@ -45,7 +45,7 @@ def test_a_store_goes_on_where_it_was_ended(tmp_path: Path) -> None:
     assert Store.open(path, {"machine": "b"}, fresh=True).steps == {}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_t4_tables_are_simulated_by_the_command() -> None:
     """The answer holds a capacity, its sources and the curve below it."""
     overhead = {"receive": 100.0, "token": 1.0, "reply": 60.0, "batch": 40.0, "wire": 150.0}

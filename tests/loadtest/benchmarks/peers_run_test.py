@@ -36,7 +36,7 @@ def benchmark(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         yield made
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_round_measures_everybody_and_wakes_who_is_asked(benchmark: PeersBenchmark) -> None:
     """Every subject has a sample at both numbers of connections, though its server sleeps between its turns."""
     samples = benchmark.measure(1, TOKENS)

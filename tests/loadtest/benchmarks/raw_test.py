@@ -92,7 +92,7 @@ EVERY_WAY = [("default", "wide"), *(("served", way) for way in ways(batch_invari
     "asked",
     [
         pytest.param([("default", "wide"), ("served", "narrow8")], id="few"),
-        pytest.param(EVERY_WAY, id="every", marks=pytest.mark.long),
+        pytest.param(EVERY_WAY, id="every", marks=pytest.mark.slow),
     ],
 )
 def test_every_way_is_measured(models: Path, asked: list[tuple[str, str]]) -> None:

@@ -196,7 +196,7 @@ def test_a_benchmark_goes_on_where_it_was_ended(tmp_path: Path, capsys: pytest.C
     assert "there is no step '4'" in capsys.readouterr().err
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_short_run_measures_everything(models: Path, tmp_path: Path) -> None:
     """One short round over a real server fills every table and writes both files."""
     out = tmp_path / "figures" / "bench.json"

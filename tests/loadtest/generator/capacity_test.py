@@ -119,7 +119,7 @@ class Noisy(Queue):
         return result
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (100, 200))])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (100, 200))])
 def test_an_objective_that_noise_decides_ends_the_search(seed: int) -> None:
     """No rate is looked for in chance: the search says so early, and which rates around are sure."""
     queue = Noisy(300.0, seed=seed)
