@@ -40,7 +40,7 @@ from tests.support.server import FAKE, Server, refused_start
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 OLD = Path(__file__).with_name("54307b58")
 REMOVED = " ".join((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("### Removed")[1].split("\n#")[0].split())
