@@ -279,8 +279,6 @@ class Front:
         now: dict[str, float] = {
             catalogue.FRONT_CPU.name: used.ru_utime + used.ru_stime,
             catalogue.LOG_LOST.name: self._log.lost,
-            catalogue.LOG_HIDDEN.name: self._log.limit.hidden,
-            catalogue.SPANS_EXPORTED.name: self._wires.spans.exported,
             catalogue.BUFFER_REFUSALS.name: self._budget.refusals,
         }
         now |= {catalogue.SPANS_DROPPED.name + why: count for why, count in self._wires.spans.dropped.items()}

@@ -64,10 +64,9 @@ def tell(say: Callable[..., None], message: str, /, **values: object) -> None:
 
 
 class RateLimit:
-    """Lets a few messages of a kind through at once, and then one a second; `hidden` counts all others."""
+    """Lets a few messages of a kind through at once, and then one a second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.hidden = 0
         self._clock = clock
         self._kinds: dict[Hashable, list[float]] = {}
 
@@ -83,7 +82,6 @@ class RateLimit:
         left = min(float(_BURST), left + (now - since) * _PER_S)
         if left < 1:
             state[:] = left, now, hidden + 1
-            self.hidden += 1
             return None
         state[:] = left - 1, now, 0
         return int(hidden)

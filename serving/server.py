@@ -136,7 +136,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     _show_cache(metrics, cache)
 
     # The engine and its replacements.
-    loads = LoadBuilder(settings, chooser, metrics.registry)
+    loads = LoadBuilder(settings, chooser)
     slot = EngineSlot(
         choice,
         settings=settings,
@@ -262,15 +262,12 @@ def _show(metrics: Metrics, server: Server, log_writer: LogWriter) -> None:
     metrics.follow(server.dispatcher)
     metrics.follow_engine(lambda: slot.engine, repository)
     metrics.read(catalogue.SWAPS, lambda: server.versions.outcomes)
-    statistics = partial(wires.context.v2.statistics, None)
-    metrics.follow_models(repository, lambda: statistics().model_stats, server.dispatcher.waiting)
-    total(catalogue.SPANS_EXPORTED, lambda: spans.exported)
+    metrics.follow_models(repository)
     metrics.read(
         catalogue.SPANS_DROPPED,
         lambda: {why: count + of_fronts(catalogue.SPANS_DROPPED, why) for why, count in spans.dropped.items()},
     )
     total(catalogue.LOG_LOST, lambda: log_writer.lost)
-    total(catalogue.LOG_HIDDEN, lambda: log_writer.limit.hidden)
     total(catalogue.BUFFER_REFUSALS, lambda: server.budget.refusals)
     metrics.read(catalogue.BUILD, lambda: {SERVER_VERSION: 1.0})
     metrics.read(
@@ -305,7 +302,6 @@ def _show(metrics: Metrics, server: Server, log_writer: LogWriter) -> None:
 
 def _show_cache(metrics: Metrics, cache: AnswerCache | None) -> None:
     metrics.read(catalogue.CACHE_TEXTS, lambda: cache.texts if cache else dict.fromkeys(("hit", "shared", "miss"), 0))
-    metrics.read(catalogue.CACHE_BYTES, lambda: cache.used_bytes if cache else 0)
 
 
 def _policy(settings: Settings, repository: Repository) -> Policy:

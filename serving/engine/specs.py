@@ -85,7 +85,7 @@ class Gpu(msgspec.Struct, frozen=True):
 
     Attributes:
         ordinal: Index in CUDA's order.
-        uuid: UUID as NVML reports it: `GPU-` and 32 digits in groups.
+        uuid: UUID as NVIDIA's tools show it: `GPU-` and 32 digits in groups.
         compute_capability: Major and minor version, such as `7.5`.
     """
 

@@ -85,11 +85,6 @@ class AnswerCache:
         self._computing: dict[Key, _Claim] = {}
         self._generation = 0
 
-    @property
-    def used_bytes(self) -> int:
-        self._rows.run_pending_tasks()
-        return self._rows.weighted_size()
-
     def clear(self) -> None:
         """Removes all entries; rows that are being computed are not stored either."""
         self._generation += 1

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter
 from functools import partial
 from itertools import count, repeat
 from operator import attrgetter
@@ -327,10 +326,6 @@ class Dispatcher:
     @property
     def requests(self) -> int:
         return len(self._requests)
-
-    def waiting(self) -> Counter[ModelIndex]:
-        """Number of requests of each model that have not reached an engine."""
-        return Counter(request.model for request in self._requests if not request.started)
 
     @property
     def computing(self) -> bool:

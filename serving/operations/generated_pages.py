@@ -34,8 +34,8 @@ _METRICS_HEAD = """# Metrics
 
 Generated from `serving/telemetry/catalogue.py` by `make docs`. `/metrics` on the HTTP port and on the metrics port
 returns Prometheus's text format. A counter only grows while the process lives. A histogram has `_bucket`, `_sum` and
-`_count`. Names end in their unit; `_us` is microseconds. Stage histograms have 0.1 ms buckets from 50 us
-to 3 ms, then buckets 25% apart up to 60 s. Every request counts once, with the times of its `Server-Timing`.
+`_count`. Names end in their unit. Stage histograms have 0.1 ms buckets from 50 us to 3 ms, then buckets 25% apart up to
+60 s. Every request counts once, with the times of its `Server-Timing`.
 [Alerts](alerts.md) says what to do when a metric is wrong, [monitoring](../guides/observability.md) how to scrape.
 """
 
@@ -46,16 +46,10 @@ _METRICS_SECTIONS: Sequence[tuple[str, str, Sequence[Metric]]] = (
         catalogue.SERVER,
     ),
     (
-        "Triton's names",
-        "Same values as the v2 statistics. Successes count all routes, failures only v2. Durations in microseconds.",
-        catalogue.TRITON,
-    ),
-    (
         "Processes",
         "`process_*` leaves out front processes. Those of the engine process are absent while there is none.",
         catalogue.PROCESS,
     ),
-    ("GPUs", "Triton's names again. Only on GPUs.", catalogue.GPU),
 )
 
 _CODE = " " * 4

@@ -102,7 +102,7 @@ class Chooser:
     """Chooses an engine, and another one if that fails.
 
     Args:
-        look: Finds the GPUs. Called at most once, and only if needed.
+        look: Finds the GPUs. Called for the first choice that needs them, and by `free_bytes`.
     """
 
     def __init__(self, settings: Settings, look: Callable[[], Machine] = discovery.look) -> None:
@@ -198,9 +198,10 @@ class Chooser:
     def built(self, served: Sequence[ServedModel]) -> Choice:
         return self._opened(tensorrt.ENGINE, self._bundles(served))
 
-    @property
-    def gpus(self) -> Sequence[Gpu]:
-        return self._machine.gpus
+    def free_bytes(self) -> Sequence[tuple[Gpu, int]]:
+        """The free memory of each GPU now; nothing if the driver does not respond."""
+        machine = self._look()
+        return list(zip(machine.gpus, machine.free_bytes, strict=True))
 
     def reject(self, engine: str, reason: str) -> None:
         """Records why an engine is rejected. Clients see the reason, without this machine's paths."""

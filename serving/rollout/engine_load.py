@@ -13,12 +13,9 @@ from serving.host import available_cpus
 from serving.models.cost_cache import CostCache
 from serving.models.kernel_cache import KernelCache
 from serving.rollout.engine_choice import too_full
-from serving.telemetry.gpus import GpuWatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from prometheus_client import CollectorRegistry
 
     from serving.engine.specs import ModelSpec
     from serving.rollout.engine_choice import Choice, Chooser
@@ -44,11 +41,9 @@ class PreparedLoad:
 
 
 class LoadBuilder:
-    def __init__(self, settings: Settings, chooser: Chooser, registry: CollectorRegistry) -> None:
+    def __init__(self, settings: Settings, chooser: Chooser) -> None:
         self._settings = settings
         self._chooser = chooser
-        self._registry = registry
-        self._gpus: GpuWatch | None = None
 
     def prepare(self, choice: Choice) -> PreparedLoad:
         settings, models = self._settings, choice.repository.models
@@ -68,19 +63,13 @@ class LoadBuilder:
         )
         return PreparedLoad(choice, load, costs, kernels)
 
-    def watch_gpus(self, choice: Choice) -> None:
-        """Starts the GPU metrics with the first choice that uses GPUs."""
-        if self._gpus is None:
-            self._gpus = GpuWatch.follow([gpu.uuid for gpu in choice.gpus], self._registry)
-
     def check_room(self, load: EngineLoad) -> None:
         """Raises EngineFailed if a GPU lacks the memory for a second engine, which would end the first one too."""
-        if self._gpus is None:
+        if not load.gpus:
             return
         size = sum(map(_size_bytes, load.models))
-        for gpu in self._chooser.gpus:
-            free = self._gpus.free_bytes(gpu.uuid)
-            if gpu.ordinal in load.gpus and free is not None and (problem := too_full(gpu, free, size)):
+        for gpu, free in self._chooser.free_bytes():
+            if gpu.ordinal in load.gpus and (problem := too_full(gpu, free, size)):
                 remedy = "free GPU memory, or restart the server to load only the new engine"
                 raise EngineFailed(f"{problem} beside the serving engine; {remedy}", passing=True)
 

@@ -289,8 +289,6 @@ class EngineSlot:
         self._timer = asyncio.get_running_loop().call_later(keep_s, lambda: self._spawn(self.release()))
 
     def start(self) -> None:
-        if self._prepared is not None:
-            self._loads.watch_gpus(self._prepared.choice)
         self._supervise()
 
     def _supervise(self) -> None:

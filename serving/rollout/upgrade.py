@@ -82,7 +82,6 @@ class Upgrade:
         slot = self._slot
         choice = await asyncio.to_thread(self._chooser.built, served)
         prepared = await asyncio.to_thread(self._loads.prepare, choice)
-        await asyncio.to_thread(self._loads.watch_gpus, choice)
         async with slot.beside(prepared.load) as engine:
             await slot.serving()
             if not slot.still_serves(served):

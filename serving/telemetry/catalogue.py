@@ -55,9 +55,7 @@ QUEUE_SECONDS = Metric(
 COMPUTE_SECONDS = Metric(
     "bertserve_compute_seconds", "histogram", "Compute time per request: the longest of its batches."
 )
-TEXTS = Metric("bertserve_texts_total", "counter", "Texts answered.")
 TOKENS = Metric("bertserve_tokens_total", "counter", "Tokens computed, without padding.")
-TEXT_TOKENS = Metric("bertserve_text_tokens", "histogram", "Tokens per text, as sent to the engine.")
 TRUNCATED = Metric("bertserve_truncated_tokens_total", "counter", "Tokens removed by truncation.")
 
 CACHE_TEXTS = Metric(
@@ -66,7 +64,6 @@ CACHE_TEXTS = Metric(
     "Texts looked up in the response cache. Duplicates within a request count once.",
     {"result": "`hit`: served from the cache; `shared`: computed for another request; `miss`: computed"},
 )
-CACHE_BYTES = Metric("bertserve_cache_bytes", "gauge", "Size of the response cache.")
 
 JOBS = Metric(
     "bertserve_batches",
@@ -94,15 +91,12 @@ QUEUE_TEXTS = Metric(
     "Texts queued for an engine. Excludes bulk work, as do the queue, predicted wait, admitted, rejections and deadline"
     " miss metrics below.",
 )
-QUEUE_TOKENS = Metric("bertserve_queue_tokens", "gauge", "Tokens of the queued texts.")
-QUEUE_WORK = Metric("bertserve_queue_work_seconds", "gauge", "Predicted compute time of the queued texts.")
 PREDICTED_WAIT = Metric(
     "bertserve_predicted_wait_seconds",
     "gauge",
     "Predicted time to finish all work in the server, which is the wait of a new request. Use it for autoscaling."
     " Excludes engine restarts, because more replicas do not shorten them.",
 )
-REQUESTS_NOW = Metric("bertserve_requests_in_flight", "gauge", "Requests queued or being computed.")
 ADMITTED_TOKENS = Metric(
     "bertserve_admitted_tokens",
     "gauge",
@@ -122,18 +116,6 @@ DEADLINE_MISSES = Metric(
     {"where": "`queue`, `engine`, `finish`"},
 )
 
-BULK_REQUEST_SECONDS = Metric(
-    "bertserve_bulk_request_seconds",
-    "histogram",
-    "Latency of answered bulk requests, from arrival to answer.",
-)
-BULK_QUEUE_TEXTS = Metric("bertserve_bulk_queue_texts", "gauge", "Texts of bulk work queued for an engine.")
-BULK_QUEUE_TOKENS = Metric("bertserve_bulk_queue_tokens", "gauge", "Tokens of the queued bulk work.")
-BULK_QUEUE_WORK = Metric(
-    "bertserve_bulk_queue_work_seconds",
-    "gauge",
-    "Predicted compute time of the queued bulk work on the whole device.",
-)
 BULK_ADMITTED_TOKENS = Metric("bertserve_bulk_admitted_tokens", "gauge", "Tokens of bulk work in flight.")
 BULK_ADMITTED_LIMIT = Metric("bertserve_bulk_admitted_limit_tokens", "gauge", "Maximum tokens of bulk work in flight.")
 BULK_REFUSALS = Metric(
@@ -141,9 +123,6 @@ BULK_REFUSALS = Metric(
     "counter",
     "Bulk requests rejected at admission.",
     _REFUSED,
-)
-BULK_DEADLINE_MISSES = Metric(
-    "bertserve_bulk_deadline_misses_total", "counter", "Admitted bulk requests that missed their deadline."
 )
 DEVICE_SECONDS = Metric(
     "bertserve_device_seconds_total",
@@ -154,7 +133,6 @@ DEVICE_SECONDS = Metric(
 
 BATCH_SIZE = Metric("bertserve_batch_size", "histogram", "Texts per batch.")
 PADDING = Metric("bertserve_padding_tokens_total", "counter", "Padding tokens computed.")
-COST_RATIO = Metric("bertserve_batch_cost_ratio", "histogram", "Actual over predicted time of a batch on its lane.")
 PREDICTED_SECONDS = Metric("bertserve_batch_predicted_seconds_total", "counter", "Predicted time of all batches.")
 ACTUAL_SECONDS = Metric("bertserve_batch_actual_seconds_total", "counter", "Actual time of all batches on their lanes.")
 
@@ -260,8 +238,6 @@ LOG_LOST = Metric(
     "counter",
     "Log lines that could not be written: the reader stalls, the pipe is closed or the disk is full.",
 )
-LOG_HIDDEN = Metric("bertserve_log_lines_hidden_total", "counter", "Log lines suppressed by rate limiting.")
-SPANS_EXPORTED = Metric("bertserve_trace_spans_exported_total", "counter", "Spans accepted by the collector.")
 SPANS_DROPPED = Metric(
     "bertserve_trace_spans_dropped_total",
     "counter",
@@ -270,87 +246,28 @@ SPANS_DROPPED = Metric(
 )
 
 SERVER: Sequence[Metric] = (
-    *(REQUESTS, REQUEST_SECONDS, TOKENIZE_SECONDS, QUEUE_SECONDS, COMPUTE_SECONDS, TEXTS, TOKENS, TRUNCATED),
-    *(TEXT_TOKENS, CACHE_TEXTS, CACHE_BYTES),
+    *(REQUESTS, REQUEST_SECONDS, TOKENIZE_SECONDS, QUEUE_SECONDS, COMPUTE_SECONDS, TOKENS, TRUNCATED, CACHE_TEXTS),
     *(JOBS, JOB_LINES, JOB_FILES, JOB_BYTES),
-    *(QUEUE_TEXTS, QUEUE_TOKENS, QUEUE_WORK, PREDICTED_WAIT),
-    *(REQUESTS_NOW, ADMITTED_TOKENS, ADMITTED_LIMIT),
-    *(BULK_REQUEST_SECONDS, BULK_QUEUE_TEXTS, BULK_QUEUE_TOKENS, BULK_QUEUE_WORK, BULK_ADMITTED_TOKENS),
-    *(BULK_ADMITTED_LIMIT, BULK_REFUSALS, BULK_DEADLINE_MISSES, DEVICE_SECONDS),
-    *(REFUSALS, DEADLINE_MISSES, BATCH_SIZE, PADDING, COST_RATIO, PREDICTED_SECONDS, ACTUAL_SECONDS),
+    *(QUEUE_TEXTS, PREDICTED_WAIT, ADMITTED_TOKENS, ADMITTED_LIMIT),
+    *(BULK_ADMITTED_TOKENS, BULK_ADMITTED_LIMIT, BULK_REFUSALS, DEVICE_SECONDS),
+    *(REFUSALS, DEADLINE_MISSES, BATCH_SIZE, PADDING, PREDICTED_SECONDS, ACTUAL_SECONDS),
     *(STATE, ENGINE, ENGINE_REJECTED, GPUS, ENGINE_RESTARTS, NON_FINITE),
     *(MODEL, UNPROVEN, VERSION, SWAPS, RELOADS, CERTIFICATE, BUILD, BUFFERS, BUFFER_REFUSALS),
     *(FRONTS, FRONT_RESTARTS, FRONT_CPU, FRONT_MEMORY),
     *(CONNECTIONS, CONNECTIONS_LIMIT, CONNECTIONS_REFUSED, CONNECTIONS_DISPLACED),
-    *(LOG_LOST, LOG_HIDDEN, SPANS_EXPORTED, SPANS_DROPPED),
+    *(LOG_LOST, SPANS_DROPPED),
 )
 """Metrics of the server itself."""
 
-TRITON_SUCCESS = Metric("nv_inference_request_success", "counter", "Requests answered.", _MODEL)
-TRITON_FAILURE = Metric("nv_inference_request_failure", "counter", "v2 requests that failed.", _MODEL)
-TRITON_COUNT = Metric("nv_inference_count", "counter", "Texts answered.", _MODEL)
-TRITON_EXECUTIONS = Metric("nv_inference_exec_count", "counter", "Batches.", _MODEL)
-TRITON_REQUEST = Metric("nv_inference_request_duration_us", "counter", "Total time from arrival to answer.", _MODEL)
-TRITON_QUEUE = Metric("nv_inference_queue_duration_us", "counter", "Total time in the queue.", _MODEL)
-TRITON_INPUT = Metric("nv_inference_compute_input_duration_us", "counter", "Total tokenization time.", _MODEL)
-TRITON_INFER = Metric("nv_inference_compute_infer_duration_us", "counter", "Total time in an engine.", _MODEL)
-TRITON_OUTPUT = Metric(
-    "nv_inference_compute_output_duration_us", "counter", "Total time between engine and answer.", _MODEL
-)
-TRITON_PENDING = Metric(
-    "nv_inference_pending_request_count", "gauge", "Requests without a text in an engine yet.", _MODEL
-)
-
-TRITON: Sequence[Metric] = (
-    *(TRITON_SUCCESS, TRITON_FAILURE, TRITON_COUNT, TRITON_EXECUTIONS, TRITON_REQUEST, TRITON_QUEUE),
-    *(TRITON_INPUT, TRITON_INFER, TRITON_OUTPUT, TRITON_PENDING),
-)
-"""Triton's names, for existing dashboards; the numbers are those of v2's statistics."""
-
-
-def _process(prefix: str, whose: str) -> Sequence[Metric]:
-    return (
-        Metric(f"{prefix}_cpu_seconds_total", "counter", f"CPU time of {whose}."),
-        Metric(f"{prefix}_resident_memory_bytes", "gauge", f"Resident memory of {whose}."),
-        Metric(f"{prefix}_virtual_memory_bytes", "gauge", f"Virtual memory of {whose}."),
-        Metric(f"{prefix}_open_fds", "gauge", f"Open file descriptors of {whose}."),
-        Metric(f"{prefix}_max_fds", "gauge", f"File descriptors that {whose} may open."),
-        Metric(f"{prefix}_start_time_seconds", "gauge", f"When {whose} was started, in seconds since 1970."),
-    )
-
-
 ENGINE_PROCESS_NAMESPACE = "bertserve_engine"
+_OF_ENGINE = f"{ENGINE_PROCESS_NAMESPACE}_process"
 
 PROCESS: Sequence[Metric] = (
-    *_process("process", "the server process"),
-    *_process(f"{ENGINE_PROCESS_NAMESPACE}_process", "the engine process"),
+    Metric("process_cpu_seconds_total", "counter", "CPU time of the server process."),
+    Metric("process_resident_memory_bytes", "gauge", "Resident memory of the server process."),
+    Metric("process_open_fds", "gauge", "Open file descriptors of the server process."),
+    Metric("process_max_fds", "gauge", "File descriptors that the server process may open."),
+    Metric(f"{_OF_ENGINE}_cpu_seconds_total", "counter", "CPU time of the engine process."),
+    Metric(f"{_OF_ENGINE}_resident_memory_bytes", "gauge", "Resident memory of the engine process."),
 )
-"""Process metrics of Prometheus's client library."""
-
-_GPU = {"gpu_uuid": ""}
-
-GPU_UTILIZATION = Metric("nv_gpu_utilization", "gauge", "Share of time in which a kernel ran, 0 to 1.", _GPU)
-GPU_MEMORY_TOTAL = Metric("nv_gpu_memory_total_bytes", "gauge", "Memory of the GPU.", _GPU)
-GPU_MEMORY_USED = Metric("nv_gpu_memory_used_bytes", "gauge", "Memory in use.", _GPU)
-GPU_POWER = Metric("nv_gpu_power_usage", "gauge", "Power that the GPU draws, in watts.", _GPU)
-GPU_POWER_LIMIT = Metric(
-    "nv_gpu_power_limit", "gauge", "Power that it may draw, in watts; a T4 slows down at its 70 W.", _GPU
-)
-GPU_ENERGY = Metric("nv_energy_consumption", "counter", "Energy used since the driver was loaded, in joules.", _GPU)
-GPU_TEMPERATURE = Metric("bertserve_gpu_temperature_celsius", "gauge", "Temperature of the GPU.", _GPU)
-GPU_CLOCK = Metric("bertserve_gpu_clock_hertz", "gauge", "Clocks of the GPU.", {**_GPU, "clock": "`sm`, `memory`"})
-GPU_THROTTLED = Metric(
-    "bertserve_gpu_throttled",
-    "gauge",
-    "1 for each reason for which the GPU is slower now than it could be; a T4 under load is at its `power_cap`.",
-    {
-        **_GPU,
-        "reason": "`power_cap`, `hardware`, `software_thermal`, `hardware_thermal`, `power_brake`",
-    },
-)
-
-GPU: Sequence[Metric] = (
-    *(GPU_UTILIZATION, GPU_MEMORY_TOTAL, GPU_MEMORY_USED, GPU_POWER, GPU_POWER_LIMIT, GPU_ENERGY),
-    *(GPU_TEMPERATURE, GPU_CLOCK, GPU_THROTTLED),
-)
-"""GPU metrics under Triton's names where there are such; absent on a CPU."""
+"""Process metrics of Prometheus's client library; its other ones are left out."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import Metric as PrometheusMetric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -25,7 +26,7 @@ from serving.inference.requests import Totals
 from serving.lifecycle import State
 from serving.models.statistics import BatchStatistics, Duration
 from serving.records import BULK
-from serving.telemetry import catalogue, triton
+from serving.telemetry import catalogue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from serving.inference.dispatcher import Dispatcher
     from serving.inference.requests import Outcome
     from serving.inference.served_models import Repository, ServedModel
-    from serving.models.statistics import ModelStatistics
     from serving.records import ModelIndex
     from serving.scheduling.batcher import Assignment
     from serving.telemetry.catalogue import Metric
@@ -53,13 +53,7 @@ _SECONDS = (
 )
 """Every 0.1 ms up to 3 ms, then round numbers in steps of a quarter, up to the longest deadline."""
 
-_BULK_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0)
-
-_RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0)
-
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-
-_LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
 
 _RECENT_BATCHES = 128
 
@@ -74,6 +68,8 @@ _BATCH = "batch"
 
 _OF_A_MODEL = (_ANSWERED, *sorted({*reasons()} - {*reasons(InvalidRequest)}))
 """Outcomes that each model has from the start. Client errors appear with the first one."""
+
+_OF_PROCESSES = {metric.name for metric in catalogue.PROCESS}
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -142,6 +138,13 @@ class Histograms(Collector):
         for labels, histogram in self.by_labels.items():
             family.add_metric(labels, *histogram.exported())
         yield family
+
+
+class _ProcessMetrics(ProcessCollector):
+    """Those metrics of a process that the catalogue has."""
+
+    def collect(self) -> Iterator[PrometheusMetric]:
+        return (family for family in super().collect() if family.samples[0].name in _OF_PROCESSES)
 
 
 class BatchSeen(NamedTuple):
@@ -223,27 +226,23 @@ class Metrics:
         for protocol in _PROTOCOLS:
             self._requests["", protocol] = Counter(dict.fromkeys(reasons(), 0))
         self._of_requests = [
-            Histograms(metric, registry, bounds).by_labels
-            for metric, bounds in (
-                (catalogue.REQUEST_SECONDS, _SECONDS),
-                (catalogue.TOKENIZE_SECONDS, _SECONDS),
-                (catalogue.QUEUE_SECONDS, _SECONDS),
-                (catalogue.COMPUTE_SECONDS, _SECONDS),
-                (catalogue.BULK_REQUEST_SECONDS, _BULK_SECONDS),
+            Histograms(metric, registry, _SECONDS).by_labels
+            for metric in (
+                catalogue.REQUEST_SECONDS,
+                catalogue.TOKENIZE_SECONDS,
+                catalogue.QUEUE_SECONDS,
+                catalogue.COMPUTE_SECONDS,
             )
         ]
         self._request = self._of_requests[0]
-        self._tokenize, self._queue, self._compute, self._bulk_request = (each[()] for each in self._of_requests[1:])
+        self._tokenize, self._queue, self._compute = (each[()] for each in self._of_requests[1:])
         self._texts = self._tokens = self._truncated = self._padding = self._restarts = 0
         self._predicted_s = self._actual_s = 0.0
-        self._batches = self._histogram(catalogue.BATCH_SIZE, _BATCH_SIZES)
-        self._lengths = self._histogram(catalogue.TEXT_TOKENS, _LENGTHS)
-        self._cost_ratio = self._histogram(catalogue.COST_RATIO, _RATIOS)
+        self._batches = Histograms(catalogue.BATCH_SIZE, registry, _BATCH_SIZES).by_labels[()]
         self.recent: deque[BatchSeen] = deque(maxlen=_RECENT_BATCHES)
         self.times: deque[float] = deque(maxlen=4 * _RECENT_REQUESTS)
         self._state = State.STARTING
         self.read(catalogue.REQUESTS, self._outcomes)
-        self.read(catalogue.TEXTS, lambda: self._texts)
         self.read(catalogue.TOKENS, lambda: self._tokens)
         self.read(catalogue.TRUNCATED, lambda: self._truncated)
         self.read(catalogue.PADDING, lambda: self._padding)
@@ -256,19 +255,13 @@ class Metrics:
         self._names: dict[ModelIndex, tuple[str, str]] = {}
         self.totals: defaultdict[tuple[str, str], Totals] = defaultdict(Totals)
         self.failures: defaultdict[tuple[str, str], Duration] = defaultdict(Duration)
-        self._triton: Callable[[], bytes] = bytes
-        ProcessCollector(registry=registry)
-
-    def _histogram(self, metric: Metric, buckets: Sequence[float]) -> Histogram:
-        return Histograms(metric, self.registry, buckets).by_labels[()]
+        _ProcessMetrics(registry=registry)
 
     def count_outcome(self, outcome: Outcome[Any], protocol: str = _BATCH) -> None:
         """Counts an answer; the default `protocol` is for lines of batch files."""
         timings, source = outcome.timings, (outcome.model, protocol)
         self._requests[source][_ANSWERED] += 1
-        if outcome.priority == BULK:
-            self._bulk_request.observe(timings.total_us / 1e6)
-        else:
+        if outcome.priority != BULK:
             self._tokenize.observe(timings.tokenize_us / 1e6)
             self._queue.observe(timings.queue_us / 1e6)
             self._compute.observe(timings.compute_us / 1e6)
@@ -342,8 +335,6 @@ class Metrics:
 
     def batch_started(self, assignment: Assignment) -> None:
         self._batches.observe(len(assignment.items))
-        for item in assignment.items:
-            self._lengths.observe(item.tokens)
         self._padding += assignment.padding
         self._batches_of[self._names.get(assignment.items[0].model)] += 1
 
@@ -353,7 +344,6 @@ class Metrics:
             ended = self._ended_of[self._names.get(assignment.items[0].model)].setdefault(texts, Duration())
             ended.count += 1
             ended.ns += round(occupied_us * 1e3)
-            self._cost_ratio.observe(occupied_us / predicted_us if predicted_us else 1.0)
             self._predicted_s += predicted_us / 1e6
             self._actual_s += occupied_us / 1e6
         self.recent.append(
@@ -372,34 +362,19 @@ class Metrics:
     def follow(self, dispatcher: Dispatcher) -> None:
         load = dispatcher.load
         self.read(catalogue.QUEUE_TEXTS, lambda: load().queued_texts)
-        self.read(catalogue.QUEUE_TOKENS, lambda: load().queued_tokens)
-        self.read(catalogue.QUEUE_WORK, lambda: load().queued_work_us / 1e6)
         self.read(catalogue.PREDICTED_WAIT, lambda: (now := load()).wait_s - now.restart_s)
-        self.read(catalogue.REQUESTS_NOW, lambda: load().requests)
         self.read(catalogue.ADMITTED_TOKENS, lambda: load().admitted_tokens)
         self.read(catalogue.ADMITTED_LIMIT, lambda: load().admitted_limit)
         self.read(catalogue.NON_FINITE, lambda: load().non_finite)
         self.read(catalogue.REFUSALS, lambda: load().refusals)
         self.read(catalogue.DEADLINE_MISSES, lambda: load().misses)
-        self.read(catalogue.BULK_QUEUE_TEXTS, lambda: load().bulk.queued_texts)
-        self.read(catalogue.BULK_QUEUE_TOKENS, lambda: load().bulk.queued_tokens)
-        self.read(catalogue.BULK_QUEUE_WORK, lambda: load().bulk.queued_work_us / 1e6)
         self.read(catalogue.BULK_ADMITTED_TOKENS, lambda: load().bulk.admitted_tokens)
         self.read(catalogue.BULK_ADMITTED_LIMIT, lambda: load().bulk.admitted_limit)
         self.read(catalogue.BULK_REFUSALS, lambda: load().bulk.refusals)
-        self.read(catalogue.BULK_DEADLINE_MISSES, lambda: load().bulk.misses)
         self.read(catalogue.DEVICE_SECONDS, lambda: {name: us / 1e6 for name, us in load().device_us.items()})
 
-    def follow_models(
-        self,
-        repository: Repository,
-        statistics: Callable[[], Sequence[ModelStatistics]],
-        waiting: Callable[[], Mapping[ModelIndex, int]],
-    ) -> None:
-        """Exports each model, under our names and Triton's.
-
-        `statistics` are those of v2, `waiting` the requests of each model that have not reached an engine.
-        """
+    def follow_models(self, repository: Repository) -> None:
+        """Exports each model."""
         for source in product([model.name for model in repository.models], _PROTOCOLS):
             self._requests[source], self._request[source]  # both are there from now on
         for model in repository.models:
@@ -418,7 +393,6 @@ class Metrics:
         repository.subscribe(lambda: self._name(repository))
         self._name(repository)
         self.read(catalogue.VERSION, lambda: {model.name: float(model.manifest.version) for model in repository.models})
-        self._triton = lambda: triton.exposition(repository, statistics(), waiting())
 
     def _name(self, repository: Repository) -> None:
         """Maps the present indices to versions; an old index may still have batches."""
@@ -458,7 +432,7 @@ class Metrics:
         self.read(catalogue.ENGINE, info)
         self.read(catalogue.GPUS, gpus)
         self.read(catalogue.ENGINE_REJECTED, rejected)
-        ProcessCollector(catalogue.ENGINE_PROCESS_NAMESPACE, pid, registry=self.registry)
+        _ProcessMetrics(catalogue.ENGINE_PROCESS_NAMESPACE, pid, registry=self.registry)
 
     def _outcomes(self) -> Values:
         return {
@@ -484,4 +458,4 @@ class Metrics:
         )
 
     def render(self) -> bytes:
-        return generate_latest(self.registry) + self._triton()
+        return generate_latest(self.registry)

@@ -27,12 +27,11 @@ class SpanCounts:
     Attributes:
         made: Spans that were queued.
         taken: Queued spans that no longer wait: exported or dropped.
-        exported: Spans that the collector has accepted.
         dropped: Lost spans by reason: `queue_full`, `export_failed`, or `rejected` by the collector.
     """
 
     def __init__(self) -> None:
-        self.made = self.taken = self.exported = 0
+        self.made = self.taken = 0
         self.dropped = {"queue_full": 0, "export_failed": 0, "rejected": 0}
 
     @property

@@ -122,9 +122,7 @@ class _Exporter(OTLPSpanExporter):
         result = super().export(spans)
         reply = self._replies[-1] if self._replies else None
         if result is SpanExportResult.SUCCESS:
-            rejected = _rejected(reply)
-            counts.dropped["rejected"] += rejected
-            counts.exported += len(spans) - rejected
+            counts.dropped["rejected"] += _rejected(reply)
         else:
             counts.dropped["export_failed"] += len(spans)
             why = "cannot reach the collector" if reply is None else f"the collector answered {reply.status_code}"

@@ -196,9 +196,9 @@ def test_vertex(server: Server, fake_server: Server, reranker: Server) -> None:
     """For each instance what `/` answers it; the parameters are those of instances without."""
     instances = [{"inputs": TEXT}, {"inputs": ["it", TEXT]}, {"inputs": "it", "parameters": {"top_k": 2}}]
     shared = {"top_k": 1}
-    before = metric(server, "bertserve_texts_total")
+    before = get(server.http, "/status").json()["totals"]["texts"]
     found = ask(server, "/vertex", {"instances": instances, "parameters": shared})
-    assert metric(server, "bertserve_texts_total") == before + 4
+    assert get(server.http, "/status").json()["totals"]["texts"] == before + 4
     assert found == {"predictions": [ask(server, "/", {"parameters": shared, **instance}) for instance in instances]}
     assert [len(prediction[0]) for prediction in found["predictions"]] == [1, 1, 2]
     text = {"inputs": "What is a T4?"}

@@ -168,15 +168,12 @@ def test_no_text_of_a_users_is_logged(server: Server) -> None:
 
 
 def test_refusals_are_no_storm(models: Path) -> None:
-    """Of many of one reason some are logged; the metrics count the others, and every refusal."""
+    """Of many of one reason some are logged; the metrics count every refusal."""
     with Server(models, *FAKE) as server:
         for _ in range(300):
             post_json(server.http, "/embed", b'{"inputs": 5}')
         assert metric(server, "bertserve_requests_total", reason="invalid_request") == 300
-        hidden = metric(server, "bertserve_log_lines_hidden_total")
-        shown = server.log.count("request rejected")
-        assert hidden > 100
-        assert shown <= 300 - hidden
+        assert server.log.count("request rejected") < 200
         assert metric(server, "bertserve_log_lines_lost_total") == 0
 
 

@@ -33,7 +33,6 @@ from serving.http.faults import error_body, status_of
 from serving.http.openapi import docs_router
 from serving.models.manifest import Manifest
 from serving.settings import ENVIRONMENT_PREFIX, Settings, flag_of
-from serving.telemetry import catalogue
 from tests.support.clients import MODEL_INFER, TIMEOUT_S, HttpConnection, infer_request
 from tests.support.credentials import FIRST, bearer, write_keys
 from tests.support.descriptions import kind, objects, operation, options, places, protobuf
@@ -141,7 +140,6 @@ class Product:
                 values = dict.fromkeys(sample.labels[label] for sample in family.samples if label in sample.labels)
                 shown = () if label in OPEN_LABELS else values if label == "le" else sorted(values)
                 yield f"  {label}: {' '.join(shown)}"
-        yield from sorted(f"{each.name}: {each.kind}, of a GPU: {', '.join(each.labels)}" for each in catalogue.GPU)
 
     def status(self) -> Iterable[str]:
         """What `/status` tells, to the console too."""

@@ -200,14 +200,13 @@ def test_no_text_of_a_users_is_in_a_span(server: Server, collector: Collector) -
 
 
 def test_the_server_says_who_it_is(server: Server, collector: Collector) -> None:
-    """The resource names service, version and process; the spans that were taken are counted."""
+    """The resource names service, version and process; no span is lost."""
     header, trace_id, _ = parent()
     post_json(server.http, "/embed", BODY, {"traceparent": header})
     collector.trace(trace_id)
     resources = [attributes(found.resource) for request in collector.requests for found in request.resource_spans]
     assert {found["service.name"] for found in resources} == {"bertserve"}
     assert 1 <= len({found["service.instance.id"] for found in resources}) <= 1 + len(listed(server))
-    wait_for(lambda: metric(server, "bertserve_trace_spans_exported_total") == len(collector.spans), "the spans' count")
     assert dropped(server) == {"queue_full": 0, "export_failed": 0, "rejected": 0}
 
 
@@ -239,7 +238,7 @@ def test_a_collector_that_comes_back_gets_what_waited(models: Path) -> None:
         post_json(server.http, "/embed", BODY)
         wait_for(lambda: collector.spans, "the third attempt", 20)
         wait_for(lambda: dropped(server)["rejected"] == 1, "the rejected span to be counted")
-        assert metric(server, "bertserve_trace_spans_exported_total") == len(STAGES)
+        assert len(collector.spans) == 1 + len(STAGES)
 
 
 def test_a_collector_that_refuses_costs_spans(models: Path) -> None:
@@ -272,7 +271,6 @@ def test_off_means_off(models: Path) -> None:
         assert "opentelemetry.sdk" not in server.log
         assert "opentelemetry.proto" not in server.log
         assert "serving.telemetry.tracing" not in server.log
-        assert metric(server, "bertserve_trace_spans_exported_total") == 0
 
 
 def test_a_bad_endpoint_is_an_error_of_the_settings(models: Path) -> None:

@@ -397,7 +397,7 @@ def test_statistics_agree_with_the_metrics(flavour: str, counted: Server) -> Non
         3,
         3,
     ]
-    assert int(stats["inference_count"]) == metric(counted, "bertserve_texts_total")
+    assert int(stats["inference_count"]) == metric(counted, "bertserve_batch_size_sum")
     assert int(stats["execution_count"]) == metric(counted, "bertserve_batch_size_count")
     sizes = {int(entry["batch_size"]): entry for entry in stats["batch_stats"]}
     assert sum(int(entry["compute_infer"]["count"]) for entry in sizes.values()) == int(stats["execution_count"])

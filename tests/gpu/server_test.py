@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.clients import get, metric, post_json
+from serving.engine.gpu import discovery
+from tests.support.clients import get, post_json
 from tests.support.server import Server
 from tests.support.waiting import wait_for
 
@@ -48,27 +49,17 @@ def test_it_runs_on_the_card_and_says_so(server: Server, machine: Machine) -> No
     assert embed(server) == 200
 
 
-def test_the_card_tells_of_itself(server: Server, machine: Machine) -> None:
-    """By NVIDIA's management library."""
-    uuid = machine.gpus[0].uuid
-    wait_for(lambda: metric(server, "nv_gpu_memory_total_bytes", gpu_uuid=uuid) > 0, "the first answer", 30)
-    assert metric(server, "nv_gpu_memory_used_bytes", gpu_uuid=uuid) > 0
-    assert metric(server, "nv_gpu_power_usage", gpu_uuid=uuid) > 0
-    assert metric(server, "bertserve_gpu_clock_hertz", clock="sm", gpu_uuid=uuid) > 1e8
-
-
 def test_fifty_kills_in_a_row(server: Server, machine: Machine) -> None:
     """Each time another process serves, and the GPU's memory is where it was."""
-    uuid = machine.gpus[0].uuid
-    wait_for(lambda: metric(server, "nv_gpu_memory_used_bytes", gpu_uuid=uuid) > 0, "the first answer", 30)
-    used = metric(server, "nv_gpu_memory_used_bytes", gpu_uuid=uuid)
+    assert embed(server) == 200
+    free = discovery.look().free_bytes[0]
     for _ in range(KILLS):
         before = wait_for(server.engine_pid, "an engine process", READY_AGAIN_S)
         os.kill(before, signal.SIGKILL)
         wait_for(lambda before=before: server.engine_pid() not in {None, before}, "another one", READY_AGAIN_S)
         wait_for(lambda: embed(server) == 200, "an answer", READY_AGAIN_S)
-    limit = used * 1.02 + (64 << 20)
-    wait_for(lambda: metric(server, "nv_gpu_memory_used_bytes", gpu_uuid=uuid) < limit, "the memory given back", 30)
+    least = free - (machine.gpus[0].memory_bytes - free) * 0.02 - (64 << 20)
+    wait_for(lambda: discovery.look().free_bytes[0] > least, "the memory given back", 30)
 
 
 def test_a_crash_loop_falls_back_to_the_cpu(machine: Machine, bundle: Bundle, proven: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import shutil
-import threading
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +20,10 @@ from serving.models.manifest import ENGINE_GRAPHS
 from serving.rollout.engine_choice import Chooser
 from serving.rollout.model_export import home_of
 from serving.settings import Settings
-from serving.telemetry import catalogue, gpus
-from serving.telemetry.gpus import THROTTLES, GpuWatch
 from tests.support.gpus import without_gpu
 from tests.support.poison import edit_manifest, sign
-from tests.support.simulated import pynvml as simulated
 from tests.support.simulated_gpus import write_gpu_bundle
 from tests.support.tasks import tiny_model, write_bundle
-from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,89 +33,6 @@ if TYPE_CHECKING:
     from serving.rollout.model_export import Home
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
-
-
-def test_the_simulated_management_library_takes_what_the_real_one_takes() -> None:
-    """Each function that is asked exists in NVIDIA's module, with the same parameters; and so do the constants."""
-    real = pytest.importorskip("pynvml")
-    names = [name for name in vars(simulated) if name.startswith("nvml")]
-    assert len(names) > 8
-    for name in names:
-        if name != "nvmlInit":
-            ours, theirs = (inspect.signature(getattr(module, name)).parameters for module in (simulated, real))
-            assert list(ours) == list(theirs), name
-    for name in ("NVML_TEMPERATURE_GPU", "NVML_CLOCK_SM", "NVML_CLOCK_MEM"):
-        assert getattr(simulated, name) == getattr(real, name)
-    bits = {
-        "power_cap": real.nvmlClocksEventReasonSwPowerCap,
-        "hardware": real.nvmlClocksThrottleReasonHwSlowdown,
-        "software_thermal": real.nvmlClocksEventReasonSwThermalSlowdown,
-        "hardware_thermal": real.nvmlClocksThrottleReasonHwThermalSlowdown,
-        "power_brake": real.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
-    }
-    assert bits == THROTTLES
-
-
-def test_every_metric_of_a_card_is_asked_for() -> None:
-    watch = GpuWatch(simulated, [UUID])
-    watch.ask()
-    samples = {metric.name: watch.reader(metric)() for metric in catalogue.GPU}
-    assert samples.pop("nv_energy_consumption") == {}
-    assert all(samples.values())
-    assert all(len(labels) == len(metric.labels) for metric in catalogue.GPU for labels in watch.reader(metric)())
-
-
-def test_what_was_told_too_long_ago_is_no_sample() -> None:
-    """A driver that answers no more leaves no numbers frozen; they come again with its next answer."""
-    now = 0.0
-    watch = GpuWatch(simulated, [UUID], lambda: now)
-    power = watch.reader(catalogue.GPU_POWER)
-    assert power() == {}
-    watch.ask()
-    assert list(power().values()) == [69.5]
-    now = 60.0
-    assert power() == {}
-    watch.ask()
-    assert list(power().values()) == [69.5]
-
-
-def test_an_error_that_nobody_foresaw_does_not_end_the_watch(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Said once, and asked again until the library answers."""
-    asked: list[int] = []
-
-    def answer(_: object) -> int:
-        asked.append(1)
-        if len(asked) < 3:
-            raise OSError("not an error of the library's own")
-        return 70_000
-
-    monkeypatch.setattr(simulated, "nvmlDeviceGetPowerUsage", answer)
-    monkeypatch.setattr(gpus, "_PERIOD_S", 0.001)
-    watch = GpuWatch(simulated, [UUID])
-    power = watch.reader(catalogue.GPU_POWER)
-    threading.Thread(target=watch.run, daemon=True).start()
-    wait_for(power, "an answer after two errors")
-    assert caplog.text.count("cannot read GPU metrics") == 1
-
-
-def test_a_driver_that_does_not_answer_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks for the memory before a second engine goes on without a number, and the server can end."""
-    held = threading.Event()
-
-    def hold(_: object) -> None:
-        held.wait()
-        raise simulated.NVMLError("too late")
-
-    monkeypatch.setattr(simulated, "nvmlDeviceGetMemoryInfo", hold)
-    monkeypatch.setattr(gpus, "_ANSWER_S", 0.05)
-    watch = GpuWatch(simulated, [UUID])
-    assert watch.free_bytes(UUID) is None
-    held.set()
-    monkeypatch.undo()
-    assert watch.free_bytes(UUID) == 13 << 30
-    assert watch.free_bytes("another GPU") is None
 
 
 T4 = Gpu(0, "Tesla T4", UUID, "7.5", 16 << 30)
@@ -373,12 +284,6 @@ def test_a_model_by_its_id_is_exported_for_what_auto_takes(tmp_path: Path, monke
     assert home(precision="fp32") == home(precision="fp32", engine="ort-cpu")
     without_openvino(monkeypatch)
     assert home() == home(engine="ort-cpu")
-
-
-def test_a_card_that_is_not_there_is_an_error_of_the_library() -> None:
-    """The server then goes on without these metrics."""
-    with pytest.raises(simulated.NVMLError):
-        GpuWatch(simulated, ["GPU-elsewhere"])
 
 
 @without_gpu

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from serving.engine.base import EngineLoad
 from serving.engine.specs import Gpu, ModelSpec
@@ -30,10 +29,9 @@ def test_weights_beside_a_graph_need_room_too(tmp_path: Path, free_mib: int, *, 
             file.truncate(size_mib * MIB)
     model = ModelSpec("m", str(tmp_path / "a"), "", True, 10, 10, {}, (), ())
     gpu = Gpu(0, "card", "GPU-0", "7.5", 16_384 * MIB)
-    chooser = cast("Chooser", SimpleNamespace(gpus=[gpu]))
-    loads = LoadBuilder(Settings.load([], {}), chooser, CollectorRegistry())
+    chooser = cast("Chooser", SimpleNamespace(free_bytes=lambda: [(gpu, free_mib * MIB)]))
+    loads = LoadBuilder(Settings.load([], {}), chooser)
     load = EngineLoad(engine="ort-cuda", models=[model], threads=1, gpus=[0])
-    loads._gpus = cast("None", SimpleNamespace(free_bytes=lambda _: free_mib * MIB))
     if fits:
         loads.check_room(load)
     else:

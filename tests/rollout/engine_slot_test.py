@@ -80,7 +80,7 @@ class Bench:
             choice,
             settings=settings,
             chooser=chooser,
-            loads=LoadBuilder(settings, chooser, metrics.registry),
+            loads=LoadBuilder(settings, chooser),
             dispatcher=Dispatcher(
                 Policy(1024, batch_invariant=[True], narrow=[False]), AdmissionLimits(1 << 20, 2000, 60_000), metrics
             ),

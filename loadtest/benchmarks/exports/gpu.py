@@ -7,7 +7,6 @@ Weights are random, from a fixed seed. Without a usable GPU it lists what it wou
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import tempfile
 import time
@@ -33,7 +32,7 @@ from loadtest.benchmarks.exports.gpu_cells import (
     torch_cells,
 )
 from loadtest.benchmarks.runner import Benchmark, Option
-from loadtest.benchmarks.server_process import BertServer, get, program
+from loadtest.benchmarks.server_process import BertServer, program
 from loadtest.benchmarks.turns import measure_round
 from loadtest.errors import BenchError
 from loadtest.generator.client import GRPC
@@ -57,6 +56,7 @@ _SHARES = {"base": 0.3, "large": 0.5}
 _RATES_SHARE, _TORCH_SHARE, _SERVED_SHARE = 0.05, 0.15, 0.95
 _CLIENTS, _LOAD_S, _SERVER_START_S = 32, 8.0, 120.0
 _MIB = 1 << 20
+_UTILIZATION = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
 _PACKAGES = ("onnxruntime-gpu", "tensorrt-rtx-cu13", "tensorrt", "cuda-bindings", "torch", "transformers")
 PLAN = f"""\
 make bench-gpu would run, within eight minutes:
@@ -199,14 +199,13 @@ class GpuBenchmark(Benchmark):
         with ThreadPoolExecutor(1) as pool:
             many = pool.submit(measure_round, [asked["HTTP"](SERVED_TOKENS, _CLIENTS, _LOAD_S)], self.say)
             time.sleep(_LOAD_S / 2)
-            metrics = get(server.http_port, "/metrics")[1]
+            busy = subprocess.run(_UTILIZATION, capture_output=True, text=True, timeout=30, check=False).stdout.split()
             [sample] = many.result().values()
-        busy = re.search(rb"^nv_gpu_utilization\{[^}]*\} ([0-9.e+-]+)$", metrics, re.MULTILINE)
         return {
             "alone": {name.split()[0]: found for name, found in alone.items()},
             "compute_ms": ns / count / 1e6,
             "per_s": sample["per_s"],
-            "bottleneck": bottleneck(float(busy[1]) if busy else 0.0, sample),
+            "bottleneck": bottleneck(float(busy[0]) / 100 if busy else 0.0, sample),
             "status": server.get("/status"),
         }
 

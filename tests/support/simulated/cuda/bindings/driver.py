@@ -7,7 +7,8 @@ with those of the real bindings.
 
 `SIMULATED_GPU` in the environment describes the machine, as JSON: `gpus` (`name`, `capability`, `memory`), `driver`
 (CUDA's version, as 13000), `init` (what cuInit answers), `fault` (a file: while it is there its content is done to
-the next wait: a number is an error, `hang` never comes back), `missing` (modules of TensorRT that are not installed).
+the next wait: a number is an error, `hang` never comes back), `free` (a file: while it is there its content is the free
+memory), `missing` (modules of TensorRT that are not installed).
 """
 
 from __future__ import annotations
@@ -111,6 +112,11 @@ class Machine:
     def total(self) -> int:
         return int(self.gpus[getattr(self.thread, "current", 1) - 1]["memory"])
 
+    @property
+    def free(self) -> int:
+        file = Path(self.said.get("free", ""))
+        return int(file.read_text()) if file.is_file() else self.total - self.used
+
     def begin(self, name: str, *, context: bool = True) -> CUresult:
         """What a function answers before it does anything."""
         self.calls.append(name)
@@ -213,7 +219,7 @@ def cuCtxSynchronize() -> tuple[CUresult]:
 
 def cuMemGetInfo() -> tuple[CUresult, int | None, int | None]:
     status = MACHINE.begin("cuMemGetInfo")
-    return (OK, MACHINE.total - MACHINE.used, MACHINE.total) if status is OK else (status, None, None)
+    return (OK, MACHINE.free, MACHINE.total) if status is OK else (status, None, None)
 
 
 def cuMemAlloc(bytesize: int) -> tuple[CUresult, Handle | None]:
