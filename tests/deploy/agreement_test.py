@@ -14,7 +14,7 @@ from tests.support import kubernetes
 from tests.support.certificates import Certificates
 from tests.support.clients import get
 from tests.support.credentials import FIRST, write_keys
-from tests.support.kubernetes import OVERLAYS, containers, manifests, named, of_kind, pods
+from tests.support.kubernetes import OVERLAYS, combined, containers, manifests, named, of_kind, pods
 from tests.support.models import ROOT
 from tests.support.promql import names
 from tests.support.server import Server
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.external(kubernetes.obstacle())
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
-PLAIN = [overlay for overlay in OVERLAYS if overlay != "secured"]
 
 
 def environment(found: list[Manifest], pod: Manifest) -> dict[str, str]:
@@ -48,7 +47,7 @@ def settings(overlay: str) -> Settings:
     return Settings.load(options, environment(found, pod))
 
 
-@pytest.mark.parametrize("overlay", PLAIN)
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_settings_are_understood(overlay: str) -> None:
     """By the server's own reader, which refuses names that it does not know."""
     understood = settings(overlay)
@@ -71,7 +70,7 @@ def test_every_address_that_is_shipped_is_of_both_families() -> None:
 
 def test_secured_settings_are_understood(tmp_path: Path) -> None:
     """With the files where the Secrets put them."""
-    found = manifests("secured")
+    found = combined(tmp_path / "rendered", "cpu", "secured")
     (pod,) = pods(found)
     values = environment(found, pod)
     mounts = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
@@ -92,10 +91,11 @@ def test_secured_settings_are_understood(tmp_path: Path) -> None:
     assert Settings.load([], values).api_keys_file is not None
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_commands_are_understood(overlay: str) -> None:
+@pytest.mark.parametrize(("overlay", "parts"), [("cpu", ("exported-model",)), ("t4", ("exported-model",)), ("t4", ())])
+def test_commands_are_understood(tmp_path: Path, overlay: str, parts: tuple[str, ...]) -> None:
     """Verbs and options of init containers, by the parsers of the commands."""
-    for pod in pods(manifests(overlay)):
+    for pod in pods(combined(tmp_path, overlay, *parts)):
+        assert pod["initContainers"]
         for container in pod.get("initContainers", []):
             verb, *options = container["args"]
             (serving,) = pod["containers"]
@@ -114,7 +114,7 @@ def test_commands_are_understood(overlay: str) -> None:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_end_fits_into_the_grace_period(overlay: str) -> None:
     """Lame duck, drain, refusals of what was left, last traces, the engine: and then there is time to spare."""
-    understood = Settings() if overlay == "secured" else settings(overlay)
+    understood = settings(overlay)
     takes_s = longest_end_s(understood.lame_duck_s, understood.drain_s)
     for pod in pods(manifests(overlay)):
         assert takes_s + 5 <= pod["terminationGracePeriodSeconds"]
@@ -124,7 +124,7 @@ def test_the_end_fits_into_the_grace_period(overlay: str) -> None:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_lame_duck_outlasts_the_readiness_probe(overlay: str) -> None:
     """Whoever looks at readiness has seen it fall, and has had a second to act, before a port closes."""
-    understood = Settings() if overlay == "secured" else settings(overlay)
+    understood = settings(overlay)
     for pod in pods(manifests(overlay)):
         probe = pod["containers"][0]["readinessProbe"]
         assert (
@@ -180,12 +180,12 @@ def test_ports_are_the_servers(overlay: str) -> None:
             assert port["containerPort"] == opened[port["name"]]
 
 
-def test_metrics_of_autoscaling_are_scraped(fake_server: Server) -> None:
+def test_metrics_of_autoscaling_are_scraped(fake_server: Server, tmp_path: Path) -> None:
     """Both autoscalers follow predicted wait and tokens in flight, by names that a running server has."""
     scraped = set(re.findall(r"^([a-z_]+)(?:\{| )", get(fake_server.metrics, "/metrics").body.decode(), re.MULTILINE))
-    (scaler,) = of_kind(manifests("autoscale"), "HorizontalPodAutoscaler")
+    (scaler,) = of_kind(combined(tmp_path / "hpa", "cpu", "hpa"), "HorizontalPodAutoscaler")
     followed = {metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]}
-    (keda,) = of_kind(manifests("autoscale-keda"), "ScaledObject")
+    (keda,) = of_kind(combined(tmp_path / "keda", "cpu", "keda"), "ScaledObject")
     asked = {name for trigger in keda["spec"]["triggers"] for name in names(trigger["metadata"]["query"])}
     assert asked == followed == {"bertserve_predicted_wait_seconds", "bertserve_admitted_tokens"}
     assert followed <= scraped

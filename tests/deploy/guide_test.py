@@ -99,10 +99,10 @@ def test_a_server_in_docker_in_three_lines() -> None:
 
 
 def test_every_overlay_and_component_is_told_of() -> None:
-    """In the lists, but for what only other components use; and what is applied exists."""
+    """In the lists; and what is applied exists."""
     items = re.findall(r"^- ((?:`[a-z0-9-]+`(?:, )?)+): ", GUIDE, re.MULTILINE)
     listed = {name for item in items for name in re.findall(r"[a-z0-9-]+", item)}
-    assert listed == {*OVERLAYS, *COMPONENTS} - {"https-egress"}
+    assert listed == {*OVERLAYS, *COMPONENTS}
     for path, *_ in commands("kubectl", "apply", "-k"):
         assert path == "my-cluster" or (ROOT / path / "kustomization.yaml").is_file()
     for rule, path, *_ in commands("sed"):
@@ -157,7 +157,7 @@ def test_the_example_for_t4_nodes_renders(tmp_path: Path) -> None:
     patch, _ = example["patches"]
     replicas = yaml.safe_load(re.findall(r"^# (replicas: .*)$", GUIDE, re.MULTILINE)[0])
     later = {**patch, "patch": patch["patch"].replace("initContainers/0", "initContainers/1")}
-    for component in ("fetched-models-t4", "exported-model-t4"):
+    for component in ("fetched-models", "exported-model"):
         assert component in re.findall(r"# With (.*): initContainers/1", GUIDE)[0]
         own = {"patches": [later], **replicas}
         more = combined(tmp_path / component, "t4", component, resources=("models-claim",), more=own)
@@ -184,10 +184,10 @@ def rendered(example: Any, folder: Path) -> list[Manifest]:
 
 
 @pytest.mark.external(kubernetes.obstacle())
-@pytest.mark.parametrize(("overlay", "component"), [("cpu", "mounted-models"), ("t4", "mounted-models-t4")])
-def test_mounted_models_render(tmp_path: Path, overlay: str, component: str) -> None:
+@pytest.mark.parametrize("overlay", ["cpu", "t4"])
+def test_mounted_models_render(tmp_path: Path, overlay: str) -> None:
     """With a claim of the project's: every container finds the repository where it looks, read-only."""
-    found = combined(tmp_path, overlay, component, resources=("models-claim",))
+    found = combined(tmp_path, overlay, "mounted-models", resources=("models-claim",))
     (claim,) = of_kind(found, "PersistentVolumeClaim")
     assert claim["metadata"]["name"] == "bertserve-models"
     for version in (OLDEST, NEWEST):
@@ -241,26 +241,19 @@ def bertserve_fetch(found: list[Manifest]) -> dict[str, str]:
 
 @pytest.mark.external(kubernetes.obstacle())
 def test_the_patches_for_a_cluster_render(tmp_path: Path) -> None:
-    """All together: each adds what it says, and takes nothing away."""
+    """All together: each adds what it says."""
     (example,) = [example for example in patches() if "bertserve-fetch" not in str(example)]
-    parts = ("fetched-models-t4", "keda", "../../monitoring")
+    parts = ("fetched-models", "keda", "../../monitoring")
     found = combined(tmp_path / "with", "t4", *parts, resources=("models-claim",), more=example)
-    plain = combined(tmp_path / "without", "t4", *parts, resources=("models-claim",))
-    egress, before = (of_kind(each, "NetworkPolicy")[0]["spec"]["egress"] for each in (found, plain))
-    assert egress[:-1] == before
-    addresses = {entry["ipBlock"]["cidr"].removesuffix("/32") for entry in egress[-1]["to"]}
-    assert addresses == {"169.254.169.252", "169.254.169.254", "169.254.170.23"}
     (scaled,) = of_kind(found, "ScaledObject")
     assert scaled["spec"]["minReplicaCount"] == 2
-    (claim,), (account,) = of_kind(found, "PersistentVolumeClaim"), of_kind(found, "ServiceAccount")
-    assert claim["spec"]["storageClassName"] == "efs-sc"
-    assert set(account["metadata"]["annotations"]) == {"eks.amazonaws.com/role-arn"}
+    (claim,) = of_kind(found, "PersistentVolumeClaim")
+    assert claim["spec"]["storageClassName"] == "my-class"
     for kind in ("ServiceMonitor", "PrometheusRule"):
         (manifest,) = of_kind(found, kind)
         assert manifest["metadata"]["labels"]["release"] == "kube-prometheus-stack"
     for version in (OLDEST, NEWEST):
-        for manifest in (claim, account, *of_kind(found, "NetworkPolicy")):
-            assert kubernetes_validate.validate(manifest, version, strict=True) == version
+        assert kubernetes_validate.validate(claim, version, strict=True) == version
 
 
 @pytest.mark.external(kubernetes.obstacle())
@@ -276,7 +269,7 @@ def test_a_registry_of_ones_own_is_everywhere(tmp_path: Path) -> None:
 
 @pytest.mark.external
 def test_the_certificate_has_the_names_that_clients_use(tmp_path: Path) -> None:
-    """The one that openssl makes by the guide's line, cert-manager's, and the name that a gateway asks for."""
+    """The one that openssl makes by the guide's line, and cert-manager's."""
     (words,) = commands("openssl", "req")
     openssl = shutil.which("openssl")
     assert openssl is not None
@@ -288,9 +281,6 @@ def test_the_certificate_has_the_names_that_clients_use(tmp_path: Path) -> None:
     (made,) = examples("kind", "Certificate")
     assert set(made["spec"]["dnsNames"]) == names
     assert {host.partition(":")[0] for host in re.findall(r"bertserve[\w-]*\.bertserve:800[01]", GUIDE)} <= names
-    (policy,) = examples("kind", "BackendTLSPolicy")
-    assert policy["spec"]["validation"]["hostname"] in names
-    assert policy["spec"]["targetRefs"][0]["name"] == "bertserve"
 
 
 def test_numbers_are_the_settings() -> None:

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.external(kubernetes.obstacle())
 
 
-ROUTE = "parentRefs[].name parentRefs[].namespace hostnames[] rules[].backendRefs[].name rules[].backendRefs[].port"
 USED: dict[str, tuple[str, str, str]] = {
     # Of resources whose schemas no package brings: version, the fields that must be there, and those that may.
     "ServiceMonitor": (
@@ -71,13 +70,6 @@ USED: dict[str, tuple[str, str, str]] = {
             "advanced.horizontalPodAutoscalerConfig.behavior.scaleDown.*"
         ),
     ),
-    "HTTPRoute": ("gateway.networking.k8s.io/v1", ROUTE, "rules[].timeouts.request"),
-    "GRPCRoute": ("gateway.networking.k8s.io/v1", ROUTE, ""),
-    "BackendTrafficPolicy": (
-        "gateway.envoyproxy.io/v1alpha1",
-        "targetRefs[].group targetRefs[].kind targetRefs[].name retry.numRetries retry.retryOn.triggers[]",
-        "",
-    ),
     "ServingRuntime": (
         "serving.kserve.io/v1alpha1",
         "supportedModelFormats[].name protocolVersions[] containers[].*",
@@ -99,14 +91,12 @@ VALUES: dict[str, str] = {
     "serverAddress": "https?://.+",
     "type": "prometheus",
     "metricType": "AverageValue|Value",
-    "request": "([0-9]{1,5}(h|m|s|ms)){1,4}",
-    "triggers[]": "connect-failure",
     "protocolVersions[]": "v1|v2|grpc-v2",
     "protocolVersion": "v1|v2|grpc-v2",
     "storageUri": "[a-z0-9]+://.*",
     **dict.fromkeys(("port",), r"[a-z\d-]+"),
     **dict.fromkeys(("minReplicaCount", "maxReplicaCount", "pollingInterval", "minReplicas", "maxReplicas"), r"\d+"),
-    **dict.fromkeys(("failureThreshold", "replicas", "numRetries", "terminationGracePeriodSeconds"), r"\d+"),
+    **dict.fromkeys(("failureThreshold", "replicas", "terminationGracePeriodSeconds"), r"\d+"),
     **dict.fromkeys(("autoSelect", "automountServiceAccountToken", "enableServiceLinks"), "True|False"),
 }
 
@@ -172,13 +162,13 @@ def assert_valid(found: list[Manifest], version: str) -> None:
             assert kubernetes_validate.validate(manifest, version, strict=True) == version
 
 
-def test_the_validation_finds_something() -> None:
+def test_the_validation_finds_something(tmp_path: Path) -> None:
     """A misspelt field, and one that an older Kubernetes does not know."""
     deployment = named(manifests("cpu"), "Deployment", "bertserve")
     deployment["spec"]["replica"] = 3
     with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
         kubernetes_validate.validate(deployment, NEWEST, strict=True)
-    trigger = named(manifests("autoscale-keda"), "ScaledObject", "bertserve")
+    trigger = named(combined(tmp_path, "cpu", "keda"), "ScaledObject", "bertserve")
     trigger["spec"]["triggers"][0]["metadata"]["metricName"] = "gone since 2.12"
     with pytest.raises(AssertionError, match="metricName"):
         assert_of_others(trigger)
@@ -233,19 +223,17 @@ def test_the_load_test_is_let_in() -> None:
     assert target.port in {port["port"] for port in service["spec"]["ports"]}
 
 
-def test_the_export_is_let_in() -> None:
+def test_the_export_is_let_in(tmp_path: Path) -> None:
     """The same of the Job that exports, which writes to the claim that servers mount and is let out to the hub."""
     container, options = job_of("export", "export")
     parser = export_cli.parser()
     recipe = export_cli.recipe_of(parser.parse_args(options), parser)
     assert recipe.if_changed
     (claim,) = [volume["persistentVolumeClaim"] for volume in container["volumes"] if volume["name"] == "models"]
-    (init,), (serving,) = [
-        pod[kind] for pod in pods(manifests("exported")) for kind in ("initContainers", "containers")
-    ]
-    assert claim in [
-        volume.get("persistentVolumeClaim") for pod in pods(manifests("exported")) for volume in pod["volumes"]
-    ]
+    found = combined(tmp_path, "cpu", "exported-model", resources=("models-claim",))
+    (pod,) = pods(found)
+    (init,), (serving,) = pod["initContainers"], pod["containers"]
+    assert claim in [volume.get("persistentVolumeClaim") for volume in pod["volumes"]]
     for each in (container, init):
         mounts = {mount["name"]: mount for mount in each["volumeMounts"]}
         assert mounts == {
@@ -254,13 +242,13 @@ def test_the_export_is_let_in() -> None:
         }
         assert each["image"] == container["image"]
     assert {"name": "models", "mountPath": str(recipe.out), "readOnly": True} in serving["volumeMounts"]
-    (policy,) = of_kind(manifests("exported"), "NetworkPolicy")
+    (policy,) = of_kind(found, "NetworkPolicy")
     assert {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]} == {53, 443}
 
 
 def test_the_export_on_t4_nodes_makes_what_is_verified_there(tmp_path: Path) -> None:
     """An engine for the T4, of the model that the next container verifies."""
-    found = combined(tmp_path, "t4", "exported-model-t4", resources=("models-claim",))
+    found = combined(tmp_path, "t4", "exported-model", resources=("models-claim",))
     (pod,) = pods(found)
     made, verified = pod["initContainers"]
     (config,) = [
@@ -327,7 +315,7 @@ def test_everything_points_at_what_is_there(overlay: str) -> None:
 
 
 def assert_pointing(found: list[Manifest]) -> None:
-    """So does whatever goes with a Deployment; routes lead to Services."""
+    """So does whatever goes with a Deployment; ingresses lead to Services."""
     deployment = named(found, "Deployment", "bertserve")
     template = deployment["spec"]["template"]
     labels, pod = template["metadata"]["labels"], template["spec"]
@@ -368,13 +356,7 @@ def assert_named(found: list[Manifest], pod: Manifest) -> None:
 
 
 def assert_routed(found: list[Manifest]) -> None:
-    """Routes and ingresses lead to ports of Services, and policies to routes."""
-    for route in (*of_kind(found, "HTTPRoute"), *of_kind(found, "GRPCRoute")):
-        for backend in (backend for rule in route["spec"]["rules"] for backend in rule["backendRefs"]):
-            assert backend["port"] in ports_of(found, backend["name"]).values()
-    for policy in of_kind(found, "BackendTrafficPolicy"):
-        for target in policy["spec"]["targetRefs"]:
-            named(found, target["kind"], target["name"])
+    """Ingresses lead to ports of Services."""
     for ingress in of_kind(found, "Ingress"):
         for path in (path for rule in ingress["spec"]["rules"] for path in rule["http"]["paths"]):
             assert path["backend"]["service"]["port"]["name"] in ports_of(found, path["backend"]["service"]["name"])
@@ -385,27 +367,22 @@ def ports_of(found: list[Manifest], service: str) -> dict[str, int]:
     return {port["name"]: port["port"] for port in named(found, "Service", service)["spec"]["ports"]}
 
 
-SOURCES = {
-    "cpu": ((), ("mounted-models",), ("exported-model",), ("fetched-models",)),
-    "t4": ((), ("mounted-models-t4",), ("exported-model-t4",), ("fetched-models-t4",)),
-}
-"""Where models come from, by overlay: the image, a claim, the hub, an object store."""
+SOURCES: tuple[tuple[str, ...], ...] = ((), ("mounted-models",), ("exported-model",), ("fetched-models",))
+"""Where models come from: the image, a claim, the hub, an object store."""
 SCALING: tuple[tuple[str, ...], ...] = ((), ("hpa",), ("keda",))
-ROUTES = (("gateway",), ("envoy-gateway",))
 COMBINATIONS = [
-    (overlay, (*source, *scaling, *routes, "ingress", *(("secured",) if secured else ()), "../../monitoring"))
-    for overlay, sources in SOURCES.items()
-    for at, source in enumerate(sources)
+    (overlay, (*source, *scaling, "ingress", *(("secured",) if (at + number) % 2 == 0 else ()), "../../monitoring"))
+    for overlay in ("cpu", "t4")
+    for at, source in enumerate(SOURCES)
     for number, scaling in enumerate(SCALING)
-    for secured, routes in [((at + number) % 2 == 0, ROUTES[number % 2])]
 ]
 """Every source of models with every way of scaling, on both kinds of nodes. The other components touch other fields or
 add resources: they are in all, or take turns."""
 
 
 def test_combinations_have_every_component() -> None:
-    """Each is in some; `https-egress` comes with others."""
-    assert {part for _, parts in COMBINATIONS for part in parts} == {*COMPONENTS, "../../monitoring"} - {"https-egress"}
+    """Each is in some."""
+    assert {part for _, parts in COMBINATIONS for part in parts} == {*COMPONENTS, "../../monitoring"}
 
 
 @pytest.mark.sampled(6)
@@ -420,38 +397,29 @@ def test_components_combine(tmp_path: Path, overlay: str, parts: tuple[str, ...]
     assert_whole_cores(found)
     assert_pointing(found)
     assert {each["metadata"].get("namespace") for each in found if each["kind"] != "Namespace"} == {"bertserve"}
-    sources = {part.removesuffix("-t4") for part in parts}
     names = [container["name"] for container in pod.get("initContainers", [])]
     assert names == [
-        *(["fetch"] if "fetched-models" in sources else []),
-        *(["export"] if "exported-model" in sources else []),
+        *(["fetch"] if "fetched-models" in parts else []),
+        *(["export"] if "exported-model" in parts else []),
     ] + (["verify"] if overlay == "t4" else [])
     assert all("/" in container["image"] for container in containers(pod))
     mounts = {container["name"]: container["volumeMounts"] for container in containers(pod)}
-    for name in {"bertserve", "verify"} & mounts.keys() if {*parts} & {*sum(SOURCES[overlay], ())} else ():
+    for name in {"bertserve", "verify"} & mounts.keys() if {*parts} & {*sum(SOURCES, ())} else ():
         assert {"name": "models", "mountPath": "/models", "readOnly": True} in mounts[name]
-    if "exported-model" in sources:
+    if "exported-model" in parts:
         assert {"name": "models", "mountPath": "/models"} in mounts["export"]
         assert {"name": "models", "persistentVolumeClaim": {"claimName": "bertserve-models"}} in pod["volumes"]
     (policy,) = of_kind(found, "NetworkPolicy")
     opened = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
-    assert opened == ({53, 443} if {"fetched-models", "exported-model"} & sources else set())
+    assert opened == ({53, 443} if {"fetched-models", "exported-model"} & {*parts} else set())
 
 
-def test_routes_leave_deadlines_and_retries_to_the_server(tmp_path: Path) -> None:
+def test_ingresses_leave_deadlines_and_retries_to_the_server(tmp_path: Path) -> None:
     """No timeout is shorter than the longest deadline, nothing is sent again that a replica may have read."""
-    found = combined(tmp_path, "cpu", "envoy-gateway", "ingress")
-    http, grpc = named(found, "HTTPRoute", "bertserve"), named(found, "GRPCRoute", "bertserve")
     longest_s = Settings().max_timeout_ms / 1000
-    assert not {*http["spec"]["hostnames"]} & {*grpc["spec"]["hostnames"]}  # Gateway API refuses the later route
-    for rule in http["spec"]["rules"]:
-        assert float(rule["timeouts"]["request"].removesuffix("s")) > longest_s
-        assert "retry" not in rule
-    for ingress in of_kind(found, "Ingress"):
+    for ingress in of_kind(combined(tmp_path, "cpu", "ingress"), "Ingress"):
         assert float(ingress["metadata"]["annotations"]["haproxy.org/timeout-server"].removesuffix("s")) > longest_s
         assert not any("retry" in name for name in ingress["metadata"]["annotations"])
-    (policy,) = of_kind(found, "BackendTrafficPolicy")
-    assert policy["spec"]["retry"]["retryOn"] == {"triggers": ["connect-failure"]}
 
 
 def scalers(found: list[Manifest]) -> list[Manifest]:
