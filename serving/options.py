@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
 LEFT: dict[str, str] = {
     "agent-port": "balance by `leastconn`, as deploy/haproxy/haproxy.cfg does",
+    "build-engine": "run `bertserve build` before the server starts, with the same --cache-dir",
     "load-reports": "balance by `leastconn` or least requests, which need nothing of the server",
+    "scheduling": "leave it out; requests are always scheduled by deadline, with aging",
     "size": "use `load --find-capacity` on the machine at hand, or `simulate --find-capacity --rate R`",
     "split": "models are not cut into parts; use a device with more memory",
     "split-by": "models are not cut into parts; use a device with more memory",
     "stages": "models are not cut into parts; use a device with more memory",
-    "triton": "the bundle's `model.*.onnx` is what Triton's ONNX Runtime backend loads",
-    "scheduling": "leave it out; requests are always scheduled by deadline, with aging",
     "transfer-us": "models are not cut into parts; use a device with more memory",
+    "triton": "the bundle's `model.*.onnx` is what Triton's ONNX Runtime backend loads",
 }
 """What to do instead of a verb or setting that left, by its name on the command line. CHANGELOG.md has the same."""
 

@@ -36,11 +36,9 @@ from serving.oip.service import SERVER_VERSION
 from serving.operations.announcement import Addresses, Announcement
 from serving.operations.ports import ProbeListener
 from serving.operations.status import Status
-from serving.rollout.engine_build import EngineBuilder
 from serving.rollout.engine_load import LoadBuilder
 from serving.rollout.engine_slot import EngineSlot
 from serving.rollout.repository_watch import RepositoryWatch
-from serving.rollout.upgrade import Upgrade
 from serving.rollout.versions import Versions
 from serving.scheduling.admission import AdmissionLimits
 from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
@@ -79,7 +77,6 @@ class Server:
     dispatcher: Dispatcher
     slot: EngineSlot
     versions: Versions
-    builder: EngineBuilder | None
     wires: Wires
     fronts: FrontPool | None
     probes: ProbeListener
@@ -146,9 +143,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         pipeline=pipeline,
         lifecycle=lifecycle,
     )
-    node = settings.cache_dir if settings.build_engine else None
-    builder = EngineBuilder(node, settings.precision) if node else None
-    versions = Versions(settings, repository, slot, chooser, builder)
+    versions = Versions(settings, repository, slot, chooser)
 
     # Ports.
     limiter = ConnectionLimiter.of(settings, max(slot.load.threads, 2 * len(slot.load.gpus)))
@@ -220,8 +215,6 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     background = [wires.files.run, give_back_free_memory]
     if settings.watch_models_s:
         background.append(RepositoryWatch(settings.models, versions, settings.watch_models_s).run)
-    if builder:
-        background.append(Upgrade(chooser, builder, slot, loads).run)
     lines = {route.path: BatchLines(context, route) for route in _LINE_ROUTES}
     server = Server(
         settings=settings,
@@ -230,7 +223,6 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         dispatcher=dispatcher,
         slot=slot,
         versions=versions,
-        builder=builder,
         wires=wires,
         fronts=fronts,
         probes=probes,
@@ -370,8 +362,6 @@ async def _open(server: Server) -> None:
 
 async def _close(server: Server, background: Sequence[asyncio.Task[None]], jobs: asyncio.Task[None] | None) -> None:
     """Ends everything that runs, after the last request."""
-    if server.builder:
-        await asyncio.to_thread(server.builder.close)
     for task in background:
         task.cancel()
     await asyncio.gather(server.versions.close(), server.slot.close(), *background, return_exceptions=True)
@@ -393,8 +383,6 @@ async def _drain(
     """Drains: not ready at once, then the lame-duck time, then the drain. A second signal skips the lame-duck time."""
     was_ready = server.lifecycle.ready
     server.lifecycle.to(State.DRAINING)
-    if server.builder:
-        server.builder.stop()
     if server.runner:
         server.runner.stop()
     requests = server.dispatcher.requests

@@ -164,10 +164,7 @@ class _Engine(_Group):
     engine_nice: int = Field(10, ge=0, le=19)
     """Nice value added to CPU worker threads that run batches. Keeps the front end responsive under overload. The
     thread for single texts is exempt, unless it is the only one."""
-    build_engine: bool = False
-    """Build a missing TensorRT engine for this node's GPU while serving. For models exported with `--tensorrt graph`.
-    The build runs at idle priority; the proven engine is kept in `--cache-dir` and hot-swapped in."""
-    cache_dir: Path | None = Field(None, validate_default=True)
+    cache_dir: Path | None = None
     """Directory for this node's data: proofs, TensorRT engines, measured batch costs and exports of `--model-id`.
     Unset: nothing is kept, except exports in `~/.cache/bertserve`."""
     cpu_fallback: bool = False
@@ -185,13 +182,6 @@ class _Engine(_Group):
     engine_hang_s: float = Field(2.0, ge=1, le=3600)
     """Minimum time before a batch without a result counts as hung, in seconds. The batch must also exceed ten times its
     predicted cost. A hung engine is killed and restarted."""
-
-    @field_validator("cache_dir")
-    @classmethod
-    def _cache_for_builds(cls, value: Path | None, info: ValidationInfo) -> Path | None:
-        if info.data.get("build_engine") and (value is None or info.data.get("engine") != "auto"):
-            raise ValueError("--build-engine needs it, and --engine auto")
-        return value
 
 
 def _field(setting: EngineSetting) -> tuple[Any, Any]:
@@ -507,7 +497,8 @@ def _model_problems(values: dict[str, Any], environment: Mapping[str, str]) -> l
     kind = ENGINES.get(str(values.get("engine")))
     if kind and not kind.exports("auto"):
         problems.append(
-            f"--engine {kind.name}: needs an artifact that --model-id does not export; set --build-engine instead"
+            f"--engine {kind.name}: needs an artifact that --model-id does not export; "
+            "use `bertserve export --tensorrt native` and --models instead"
         )
     if not values.get("cache_dir"):
         home = environment.get("HOME", "")

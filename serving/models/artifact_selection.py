@@ -132,12 +132,10 @@ def _instead(root: Path) -> str:
     return f"contains no model; {_make_one()}"
 
 
-def runs_on_a_gpu(bundles: Sequence[Bundle], *, built: bool = False) -> bool:
-    """Whether every model has an artifact that some GPU could run or, with `built`, a graph to build one from."""
+def runs_on_a_gpu(bundles: Sequence[Bundle]) -> bool:
+    """Whether every model has an artifact that some GPU could run, or a graph to build one from."""
     engines = [kind for kind in ENGINES.values() if kind.on_gpu]
-    return all(
-        (built and bool(bundle.engine_graphs)) or any(_runnable(kind, bundle) for kind in engines) for bundle in bundles
-    )
+    return all(bool(bundle.engine_graphs) or any(_runnable(kind, bundle) for kind in engines) for bundle in bundles)
 
 
 def _runnable(engine: EngineKind, bundle: Bundle, gpu: str = "") -> list[Artifact]:
@@ -158,10 +156,12 @@ def select_artifact(
     if not runnable:
         made_for = ", ".join(sorted({artifact.target for artifact in bundle.artifacts}))
         here = f"{engine} on {target}" if target and kind.per_gpu else engine
-        raise BundleError(
-            f"bundle {bundle.path}: has no artifact for the engine {here} (it has: {made_for}){_refused(bundle)}; "
-            f"select another --engine, or export one with `{command('export')}`"
-        )
+        other = f"select another --engine, or export one with `{command('export')}`"
+        if kind.per_gpu and bundle.engine_graphs:
+            build = command(f"build {bundle.path} --cache-dir DIR")
+            other = f"build one with `{build}` before the server starts, with the same --cache-dir"
+        offered = f"(it has: {made_for}){_refused(bundle)}"
+        raise BundleError(f"bundle {bundle.path}: has no artifact for the engine {here} {offered}; {other}")
     wanted = kind.fastest if precision == "auto" else (precision,)
     fitting = [artifact for artifact in runnable if artifact.precision in wanted]
     if not fitting:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from serving import host
 from serving.engine.gpu import discovery
-from serving.engine.kinds import AUTO, ENGINES, tensorrt
+from serving.engine.kinds import AUTO, ENGINES
 from serving.engine.specs import EngineChoice, RejectedEngine
 from serving.errors import BundleError, StartupError
 from serving.inference.served_models import Repository
@@ -27,7 +27,6 @@ from serving.models.artifact_selection import (
     without_second,
 )
 from serving.models.bundle import read_bundle, warn_of_schema
-from serving.models.manifest import ENGINE_GRAPHS
 from serving.models.node_cache import with_proofs
 from serving.rollout.processor_check import ProcessorCheck
 
@@ -44,9 +43,6 @@ if TYPE_CHECKING:
     from serving.settings import Settings
 
 log = logging.getLogger("bertserve")
-
-BUILT = tensorrt.ENGINE.name
-"""The engine that a node builds for itself."""
 
 _MIB = 1 << 20
 _WORKING_FACTOR, _WORKING_MIB = 1.3, 500
@@ -149,31 +145,15 @@ class Chooser:
         choice.log(failed=engine)
         return choice
 
-    def must_build(self, path: Path) -> bool:
-        """Whether a bundle has no TensorRT engine that runs here, but an engine graph to build one from."""
-        bundle = self._read(path)
-        try:
-            gpu = self._gpus(tensorrt.ENGINE, [bundle])[0]
-            artifact = self._select(bundle, tensorrt.ENGINE, gpu.target).artifact
-        except (StartupError, BundleError):
-            return self._can_build(bundle)
-        fits = artifact.engine is None or not any(tensorrt.misfits(artifact.file, artifact.engine, self._machine, gpu))
-        return self._can_build(bundle) and not fits
-
-    def _can_build(self, bundle: Bundle) -> bool:
-        precision = self._settings.precision
-        return bool(bundle.engine_graphs) if precision == "auto" else precision in bundle.engine_graphs
-
     def select_artifact(self, path: Path, engine: EngineChoice) -> ServableArtifact:
         """A version of a model, not verified yet, with the artifact that an engine can run."""
-        servable = self._select(self._read(path), ENGINES[engine.engine], engine.gpus[0].target if engine.gpus else "")
+        bundle, cache = read_bundle(path), self._settings.cache_dir
+        if cache is not None:
+            bundle = with_proofs(cache, bundle)
+        servable = self._select(bundle, ENGINES[engine.engine], engine.gpus[0].target if engine.gpus else "")
         if self._settings.precision == "auto":
             log_agreement(servable)
         return servable
-
-    def _read(self, path: Path) -> Bundle:
-        bundle, cache = read_bundle(path), self._settings.cache_dir
-        return bundle if cache is None else with_proofs(cache, bundle)
 
     def _select(self, bundle: Bundle, engine: EngineKind, target: str) -> ServableArtifact:
         """The best artifact that answers on this processor as it was proven to."""
@@ -185,18 +165,6 @@ class Chooser:
         if not refused:
             return servable
         return self._select(replace(bundle, refused={**bundle.refused, **refused}), engine, target)
-
-    def build_obstacle(self) -> str:
-        """Why no engine can be built here; empty if one can."""
-        machine = self._machine
-        if machine.problem:
-            return machine.problem
-        if self._settings.precision not in {"auto", *ENGINE_GRAPHS}:
-            return f"TensorRT engines are {' or '.join(ENGINE_GRAPHS)}, but --precision is {self._settings.precision}"
-        return tensorrt.build_obstacle(machine)
-
-    def built(self, served: Sequence[ServedModel]) -> Choice:
-        return self._opened(tensorrt.ENGINE, self._bundles(served))
 
     def free_bytes(self) -> Sequence[tuple[Gpu, int]]:
         """The free memory of each GPU now; nothing if the driver does not respond."""
@@ -271,7 +239,7 @@ class Chooser:
 
     def _gpus(self, engine: EngineKind, bundles: Sequence[Bundle]) -> tuple[Gpu, ...]:
         """The GPUs that an engine can use. All are of the first one's kind, so one bundle's engine fits them all."""
-        if not runs_on_a_gpu(bundles, built=self._settings.build_engine):
+        if not runs_on_a_gpu(bundles):
             raise StartupError("no bundle has a GPU artifact; export with --precision fp16 or --tensorrt")
         if self._machine is _NOT_LOOKED_AT:
             self._machine = self._look()

@@ -95,7 +95,7 @@ def _options(settings: Settings) -> list[str]:
     """Options for `bertserve export` beside the model: the task, the revision, and what the engine runs."""
     asked = {"--revision": settings.revision, "--task": settings.task}
     words = [word for name, value in asked.items() if value for word in (name, value)]
-    return [*words, *(word for form in _forms(settings) for word in ("--precision", form)), *_graph(settings)]
+    return [*words, *(word for form in _forms(settings) for word in ("--precision", form))]
 
 
 def _forms(settings: Settings) -> Sequence[str]:
@@ -105,9 +105,3 @@ def _forms(settings: Settings) -> Sequence[str]:
     has_gpu = precision == "auto" and bool(host.gpu())
     usable = [kind for kind in reversed(AUTO) if (has_gpu if kind.on_gpu else kind.installed)]
     return list(dict.fromkeys(form for kind in usable for form in kind.exports(precision)))
-
-
-def _graph(settings: Settings) -> list[str]:
-    if not settings.build_engine:
-        return []
-    return ["--tensorrt", "graph", *(["--tensorrt-precision", "int8"] if settings.precision == "int8" else [])]

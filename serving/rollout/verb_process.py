@@ -1,6 +1,6 @@
-"""`bertserve build` and `bertserve export` as processes that end with the server and log as it does.
+"""`bertserve export` as a process that ends with the server and logs as it does.
 
-`python -m serving.rollout.verb_process PID VERB ARGUMENTS` becomes one. A build has idle priority.
+`python -m serving.rollout.verb_process PID VERB ARGUMENTS` becomes one.
 """
 
 from __future__ import annotations
@@ -10,17 +10,12 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.children import end_with_parent, module_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-_MIN_NICE = 19
-_FIRST_TO_KILL = "1000"
-"""If memory runs out, the build is killed, not the server (`oom_score_adj` of proc(5))."""
 
 
 class VerbProcess:
@@ -34,13 +29,11 @@ class VerbProcess:
         *words: str,
         environment: Mapping[str, str] | None = None,
         stdout: int | None = subprocess.PIPE,
-        stderr: int | None = None,
     ) -> None:
         self._process = subprocess.Popen(
             module_command(__name__, str(os.getpid()), *words),
             stdin=subprocess.DEVNULL,
             stdout=stdout,
-            stderr=stderr,
             text=True,
             errors="replace",
             env=environment,
@@ -86,12 +79,6 @@ class VerbProcess:
 def become(parent: str, verb: str, *arguments: str) -> None:
     """Turns this process, a child of `parent`, into a verb of bertserve; does not return."""
     end_with_parent(signal.SIGTERM, int(parent))
-    if verb == "build":
-        os.nice(_MIN_NICE)
-        with contextlib.suppress(OSError):  # not every sandbox has the file
-            Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_KILL, encoding="ascii")
-        with contextlib.suppress(OSError):  # some sandboxes forbid it; the nice value applies already
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     os.execv(sys.executable, module_command("bertserve", verb, *arguments))  # noqa: S606  needs no shell
 
 

@@ -24,7 +24,6 @@ from serving.models import verified_dir
 from serving.models.bundle import warn_of_schema
 from serving.models.manifest import TOKENIZER
 from serving.models.statistics import VersionState
-from serving.rollout.engine_choice import BUILT
 from serving.rollout.engine_slot import EngineGeneration
 from serving.rollout.unserved import TRIES, Key, UnservedVersions
 from serving.unawaited import start
@@ -33,12 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from pathlib import Path
 
-    from serving.engine.specs import EngineChoice
     from serving.inference.served_models import Repository
-    from serving.models.artifact_selection import ServableArtifact
     from serving.models.bundle import Bundle
     from serving.models.manifest import Manifest
-    from serving.rollout.engine_build import EngineBuilder
     from serving.rollout.engine_choice import Chooser
     from serving.rollout.engine_slot import EngineSlot
     from serving.settings import Settings
@@ -52,27 +48,16 @@ _AGAIN_S = 5.0
 class Versions:
     """The versions of the models that the repository held when the server started.
 
-    Args:
-        builder: Builds a TensorRT engine for a version that lacks one; None to build none.
-
     Attributes:
         outcomes: Swaps so far: `switched`, `refused`, `failed` for a temporary reason, `rolled_back` as the engine
             ended.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        repository: Repository,
-        slot: EngineSlot,
-        chooser: Chooser,
-        builder: EngineBuilder | None = None,
-    ) -> None:
+    def __init__(self, settings: Settings, repository: Repository, slot: EngineSlot, chooser: Chooser) -> None:
         self._root = settings.models
         self._repository = repository
         self._slot = slot
         self._chooser = chooser
-        self._builder = builder
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
         self._loading: Key | None = None
@@ -227,7 +212,7 @@ class Versions:
         """Loads a version in a new engine, with the other models unchanged, and switches to it."""
         slot, choice = self._slot, self._slot.choice
         path = self._root / before.name / str(version)
-        servable = await asyncio.to_thread(self._select_artifact, path, choice)
+        servable = await asyncio.to_thread(self._chooser.select_artifact, path, choice)
         bundle = servable.bundle
         warn_of_schema(bundle)
         if slot.choice.engine != choice.engine:
@@ -252,12 +237,6 @@ class Versions:
                 raise EngineLost("other models changed during the swap; try again", retry_after_s=_AGAIN_S)
             models[position] = ServedModel.of(servable, next(slot.new_indices()), tokenizer)
             slot.switch(EngineGeneration(engine, load, models, choice))
-
-    def _select_artifact(self, path: Path, choice: EngineChoice) -> ServableArtifact:
-        """A version, not verified yet, with the artifact for an engine, which may have to be built."""
-        if self._builder and choice.engine == BUILT and self._chooser.must_build(path):
-            self._builder.build(path)
-        return self._chooser.select_artifact(path, choice)
 
     def _is_kept(self, name: str, version: int) -> bool:
         """Whether the previous generation differs only in this version of this model."""

@@ -134,7 +134,7 @@ REFUSED: dict[str, tuple[str, dict[str, str], int, str]] = {
     "revision-alone": ("--revision main", {}, 2, "--revision: needs --model-id"),
     "no-task": ("--model-id demo --task translate", {}, 2, "--task: input should be 'embed'"),
     "no-cache": ("--model-id demo", {"HOME": ""}, 2, "no home directory to export to; set --cache-dir"),
-    "tensorrt": ("--model-id demo --engine tensorrt", {}, 2, "set --build-engine instead"),
+    "tensorrt": ("--model-id demo --engine tensorrt", {}, 2, "export --tensorrt native` and --models instead"),
     "no-id": ("--model-id ./none", {}, 1, "./none: not a folder, and not a Hugging Face model ID such as owner/model"),
     "no-checkpoint": ("--model-id tests/deploy", {}, 1, "checkpoint tests/deploy: config.json is missing"),
     "file": ("--model-id README.md", {}, 1, "README.md is a file; use a checkpoint folder, a Hugging Face model ID"),

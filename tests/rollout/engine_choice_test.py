@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -22,14 +23,12 @@ from serving.rollout.model_export import home_of
 from serving.settings import Settings
 from tests.support.gpus import without_gpu
 from tests.support.poison import edit_manifest, sign
-from tests.support.simulated_gpus import write_gpu_bundle
 from tests.support.tasks import tiny_model, write_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from serving.models.manifest import Precision
     from serving.rollout.model_export import Home
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
@@ -38,14 +37,12 @@ UUID = "GPU-00000000-0000-0000-0000-000000000000"
 T4 = Gpu(0, "Tesla T4", UUID, "7.5", 16 << 30)
 
 
-def on_a_t4(models: Path, version: str = "1.7.1.116", cuda: int = 13, precision: str = "auto") -> Chooser:
-    """What chooses on a T4 with TensorRT for RTX of that version, for that CUDA; it has looked at the machine."""
+def on_a_t4(models: Path) -> Chooser:
+    """What chooses on a T4 with TensorRT for RTX."""
     missing = Library(problem="not installed")
-    libraries = {"rtx": Library(version, cuda), "enterprise": missing, "ort-cuda": missing}
+    libraries = {"rtx": Library("1.7.1.116", 13), "enterprise": missing, "ort-cuda": missing}
     found = Machine((T4,), (13, 0), libraries=libraries, free_bytes=(15 << 30,))
-    chooser = Chooser(Settings(models=models, precision=precision), lambda: found)
-    chooser.first()
-    return chooser
+    return Chooser(Settings(models=models), lambda: found)
 
 
 def on_t4s(models: Path, free: Sequence[int], engine: str = "ort-cuda") -> Chooser:
@@ -56,43 +53,18 @@ def on_t4s(models: Path, free: Sequence[int], engine: str = "ort-cuda") -> Choos
     return Chooser(Settings(models=models, engine=engine), lambda: found)
 
 
-def bring_graph(bundle: Path, precision: Precision) -> None:
-    file = ENGINE_GRAPHS[precision]
+def test_a_bundle_that_has_only_the_graph_names_the_build(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The server runs on the CPU, degraded, and its log says how to build an engine for this GPU."""
+    models = tmp_path / "models"
+    bundle, file = write_bundle(models, tiny_model("embed")), ENGINE_GRAPHS["fp16"]
     shutil.copy(bundle / "model.fp32.onnx", bundle / file)
     edit_manifest(bundle, lambda manifest: manifest["files"].append({**manifest["files"][0], "file": file}))
     sign(bundle)
-
-
-def test_an_engine_is_built_where_there_is_none_that_runs(tmp_path: Path) -> None:
-    """None for this GPU, or one of another version; and only of a bundle that brings what it is built of."""
-    bundle = write_gpu_bundle(tmp_path / "models", tmp_path / "base")
-    assert not on_a_t4(tmp_path / "models").must_build(bundle)
-    assert not on_a_t4(tmp_path / "models", "1.8.0.1").must_build(bundle)
-    bring_graph(bundle, "fp16")
-    assert not on_a_t4(tmp_path / "models").must_build(bundle)
-    assert on_a_t4(tmp_path / "models", "1.8.0.1").must_build(bundle)
-
-
-@pytest.mark.slow
-def test_an_engine_is_built_in_the_precision_that_is_asked_for(tmp_path: Path) -> None:
-    """The bundle's engine is fp16; one in INT8 is built of a bundle that brings the graph for it."""
-    bundle = write_gpu_bundle(tmp_path / "models", tmp_path / "base")
-    edit_manifest(bundle, lambda manifest: manifest["artifacts"][0].update(precision="int8"))
-    bring_graph(bundle, "fp16")
-    asked = on_a_t4(tmp_path / "models", precision="int8")
-    assert not asked.must_build(bundle)
-    bring_graph(bundle, "int8")
-    assert asked.must_build(bundle)
-    assert not on_a_t4(tmp_path / "models").must_build(bundle)
-
-
-def test_a_machine_that_can_build_no_engine_says_why(tmp_path: Path) -> None:
-    """The driver, the precision that is asked for, or that nobody has looked for a GPU."""
-    models = write_gpu_bundle(tmp_path / "models", tmp_path / "base").parents[1]
-    assert on_a_t4(models).build_obstacle() == ""
-    assert "the NVIDIA driver is too old" in on_a_t4(models, cuda=14).build_obstacle()
-    assert on_a_t4(models, precision="fp32").build_obstacle().startswith("TensorRT engines are fp16 or int8, but ")
-    assert Chooser(Settings(models=models)).build_obstacle() == "GPU discovery was skipped"
+    choice = on_a_t4(models).first()
+    assert (choice.engine, choice.degraded) == ("ort-cpu", True)
+    choice.log()
+    expected = "has no artifact for the engine tensorrt on sm75 .*; build one with `.* build .*embed/1 --cache-dir DIR`"
+    assert re.search(expected, caplog.text)
 
 
 def test_another_engine_has_the_versions_that_are_served_now(tmp_path: Path) -> None:

@@ -92,7 +92,6 @@ BESIDE: dict[str, dict[str, str]] = {
     **{key: {"model_id": "demo"} for key in ("revision", "task", "token")},
     **dict.fromkeys((*PEM, "tls_client_ca_file"), PEM),
     "buffer_limit_mb": {"body_limit_bytes": "1024"},
-    "build_engine": {"cache_dir": "/srv/cache"},
 }
 """What a setting needs beside it."""
 

@@ -55,10 +55,4 @@ def misfits(file: str, build: EngineBuild, machine: Machine, gpu: Gpu) -> Iterab
         )
 
 
-def build_obstacle(machine: Machine) -> str:
-    """Returns why no flavor of TensorRT can build an engine here; empty if one can."""
-    problems = [" and ".join(machine.obstacles("TensorRT", each, machine.gpus[0])) for each in ("enterprise", "rtx")]
-    return problems[-1] if all(problems) else ""
-
-
 ENGINE = TensorRt()
