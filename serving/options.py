@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 LEFT: dict[str, str] = {
     "agent-port": "balance by `leastconn`, as deploy/haproxy/haproxy.cfg does",
     "build-engine": "run `bertserve build` before the server starts, with the same --cache-dir",
+    "keep-version-s": "the previous version ends with its last request; load it again by a request",
     "load-reports": "balance by `leastconn` or least requests, which need nothing of the server",
     "scheduling": "leave it out; requests are always scheduled by deadline, with aging",
     "size": "use `load --find-capacity` on the machine at hand, or `simulate --find-capacity --rate R`",
@@ -23,6 +24,7 @@ LEFT: dict[str, str] = {
     "stages": "models are not cut into parts; use a device with more memory",
     "transfer-us": "models are not cut into parts; use a device with more memory",
     "triton": "the bundle's `model.*.onnx` is what Triton's ONNX Runtime backend loads",
+    "watch-models-s": "load the version by a request (--model-control), or roll out the pods",
 }
 """What to do instead of a verb or setting that left, by its name on the command line. CHANGELOG.md has the same."""
 

@@ -38,7 +38,6 @@ from serving.operations.ports import ProbeListener
 from serving.operations.status import Status
 from serving.rollout.engine_load import LoadBuilder
 from serving.rollout.engine_slot import EngineSlot
-from serving.rollout.repository_watch import RepositoryWatch
 from serving.rollout.versions import Versions
 from serving.scheduling.admission import AdmissionLimits
 from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
@@ -213,8 +212,6 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     lifecycle.subscribe(lambda state: tell(log.info, "state: %s", state=state))
 
     background = [wires.files.run, give_back_free_memory]
-    if settings.watch_models_s:
-        background.append(RepositoryWatch(settings.models, versions, settings.watch_models_s).run)
     lines = {route.path: BatchLines(context, route) for route in _LINE_ROUTES}
     server = Server(
         settings=settings,

@@ -126,12 +126,6 @@ class Model(_Group):
     model."""
     model_control: bool = False
     """Allow requests on `/v2` and gRPC to load and unload the repository's models and versions."""
-    watch_models_s: float = Field(0.0, ge=0, le=86_400)
-    """Interval between checks for new model versions, in seconds. The server hot-swaps to new versions. 0: it keeps
-    the versions of its start until a request loads others."""
-    keep_version_s: float = Field(300.0, ge=0, le=86_400)
-    """Time to keep the previous version in memory after a hot swap, in seconds. The server rolls back to it on request,
-    or when the new version's engine fails. Needs memory for both versions."""
 
 
 class Ports(_Group):

@@ -351,7 +351,6 @@ BROAD_HANDLERS = {
     "serving.engine.process.worker": "the engine's loop",
     "serving.fronts.core": "the boundary of the requests of a front",
     "serving.bulk.batches_api.runner": "a line's boundary: without it a job would fall over the same line for ever",
-    "serving.rollout.repository_watch": "the watch's loop, which nobody awaits",
     "export.proof.reference_library": "whatever a library raises for a folder that it does not load",
     "export.checkpoint.families.family": "whatever Transformers raises for settings that it rejects",
     "export.checkpoint.tokenizer": "the same for a tokenizer",

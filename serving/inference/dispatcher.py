@@ -294,7 +294,8 @@ class Dispatcher:
             self._scheduler.predictor.back_at = None
         else:
             self._forget_engine(engine)
-        self._fail_unserved(error)
+        if not self._restarting:
+            self._fail_unserved(error)
         self._pump()
 
     def _fail_unserved(self, error: BertserveError) -> None:

@@ -46,10 +46,7 @@ class Status:
         return {
             "state": self.lifecycle.state,
             "engine": _engine(self.slot.engine),
-            "slot": {
-                "state": self.slot.state.name.lower(),
-                "previous": self.slot.previous.versions if self.slot.previous else None,
-            },
+            "slot": {"state": self.slot.state.name.lower()},
             "choice": msgspec.to_builtins(self.slot.choice),
             "recent": self.recent.report(),
             "totals": self.recent.totals(),

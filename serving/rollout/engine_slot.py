@@ -4,22 +4,20 @@
 |----------|------------------------|---------------------------|-------------------------------------------|
 | STARTING | nothing: they wait     | none                      | an engine is warm: SERVING                |
 | SERVING  | the current generation | none                      | `switch`: DRAINING                        |
-| DRAINING | the current generation | answers its last requests | it is idle: KEPT                          |
-| KEPT     | the current generation | warm and idle             | `roll_back`: DRAINING; `release`: SERVING |
+| DRAINING | the current generation | answers its last requests | it is idle and closed: SERVING            |
 | FAILED   | nothing                | none                      | the server ends                           |
 
 When the current engine process ends, the slot tries in turn:
 
-1. In DRAINING or KEPT, the previous generation serves again at once: SERVING. 2. The supervisor starts a process of the
-same generation: STARTING. 3. If that refuses to load or dies too often, an engine of another kind starts if the
-settings allow it: STARTING. 4. The server ends: FAILED.
+1. The supervisor starts a process of the same generation: STARTING. 2. If that refuses to load or dies too often, an
+engine of another kind starts if the settings allow it: STARTING. 3. The server ends: FAILED.
 
 Before the first engine is warm, requests get 503. If the previous generation ends, its waiting requests fail and the
 state is SERVING. If one of several GPUs is lost, the others go on and the server is degraded.
 
 A switch is one step of the event loop. Requests that start after it use the new models; earlier ones keep the old
-models until they are answered. The new engine warms up beside the one that serves, at idle priority. At most two engine
-processes hold models: the previous generation is released once the new bundle is verified.
+models until they are answered. The new engine warms up beside the one that serves, at idle priority, once the previous
+one is closed: at most two engine processes hold models.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ from serving.scheduling.cost import ModelCosts
 from serving.unawaited import start
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 
     from serving.engine.base import EngineLoad
     from serving.engine.process.remote_engine import EngineLife
@@ -74,7 +72,6 @@ class SlotState(Enum):
     STARTING = auto()
     SERVING = auto()
     DRAINING = auto()
-    KEPT = auto()
     FAILED = auto()
 
 
@@ -85,11 +82,6 @@ class EngineGeneration:
     engine: EngineLife
     load: EngineLoad
     models: Sequence[ServedModel]
-    choice: EngineChoice
-
-    @property
-    def versions(self) -> dict[str, int]:
-        return {model.name: model.manifest.version for model in self.models}
 
 
 class EngineSlot:
@@ -98,8 +90,7 @@ class EngineSlot:
     Attributes:
         on_up: Called when an engine is warm after there was none.
         on_end: Called when the current engine ends by itself, or the next one ends before it is ready.
-        on_fall_back: Called with the versions whose engine ended, when the previous generation serves again.
-        previous: The previous generation, until it is released or ends.
+        previous: The previous generation, until it is idle or ends.
     """
 
     def __init__(
@@ -137,12 +128,10 @@ class EngineSlot:
         self._supervision: asyncio.Task[None] | None = None
         self._choosing: asyncio.Task[None] | None = None
         self._drain: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._failed = False
         self.previous: EngineGeneration | None = None
         self.on_up: list[Callable[[EngineLife], None]] = []
         self.on_end: list[Callable[[], None]] = []
-        self.on_fall_back: list[Callable[[dict[str, int]], None]] = []
 
     @property
     def state(self) -> SlotState:
@@ -150,9 +139,7 @@ class EngineSlot:
             return SlotState.FAILED
         if self.engine is None or self.engine.gone:
             return SlotState.STARTING
-        if self.previous is None:
-            return SlotState.SERVING
-        return SlotState.DRAINING if self._drain is not None and not self._drain.done() else SlotState.KEPT
+        return SlotState.SERVING if self.previous is None else SlotState.DRAINING
 
     @property
     def engine(self) -> EngineLife | None:
@@ -175,14 +162,6 @@ class EngineSlot:
         """Indices that no model has and no request uses, ascending."""
         taken = {model.index for model in [*self.models, *(self.previous.models if self.previous else ())]}
         return (index for index in map(ModelIndex, count()) if index not in taken and not self._pipeline.users(index))
-
-    def still_serves(self, models: Iterable[ServedModel]) -> bool:
-        """Whether the same models are served. The slot may have fallen back while another engine warmed up."""
-        return all(self._repository.named(model.name) is model for model in models)
-
-    def reject(self, engine: str, reason: str) -> None:
-        self._chooser.reject(engine, reason)
-        self._describe(rejected=self._chooser.rejected(self.choice.engine))
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
@@ -209,7 +188,6 @@ class EngineSlot:
         """
 
         async def on_verified() -> None:
-            await self.release()
             await asyncio.to_thread(self._loads.check_room, load)
 
         if not load.bundles:
@@ -236,57 +214,39 @@ class EngineSlot:
         """
         if self.engine is None or self.engine.gone or generation.engine.gone:
             raise EngineLost("the engine exited during the swap; try again", retry_after_s=1)
-        before = EngineGeneration(self.engine, self.load, tuple(self.models), self.choice)
-        self._forget_previous()
+        before = EngineGeneration(self.engine, self.load, tuple(self.models))
         self._activate(generation)
         self.previous = before
         before.engine.on_end = lambda: self._previous_ended(before)
         self._drain = self._spawn(self._drained(before))
 
-    def roll_back(self) -> None:
-        """Switches back to the previous generation; raises EngineLost if there is none."""
-        if self.previous is None or self.previous.engine.gone:
-            raise EngineLost("the previous engine is gone; try again", retry_after_s=1)
-        self.switch(self.previous)
-
-    async def release(self) -> None:
-        if (generation := self._forget_previous()) is not None:
-            log.info("stopping the previous engine, process %d", generation.engine.pid)
-            await generation.engine.close()
-
     def _activate(self, generation: EngineGeneration) -> None:
         current = {model.name: model for model in self.models}
-        # Corrections learned on one kind of engine do not apply to another.
-        same_kind = generation.choice.engine == self.choice.engine
         taught = {
             model.index: self._dispatcher.costs[current[model.name].index]
             for model in generation.models
-            if same_kind and model.name in current
+            if model.name in current
         }
         self._dispatch_to(generation.engine, generation.models, taught)
         self._supervisor.adopt(generation.engine, generation.load)
-        if not same_kind:
-            self._repository.engine = generation.choice
         self._repository.replace(generation.models)
         self._describe(lost=tuple(generation.engine.lost))
         self._lifecycle.to(State.READY if self._repository.whole else State.DEGRADED)
 
     async def _drained(self, generation: EngineGeneration) -> None:
-        """Waits for the requests that still use a generation's models. No new request does."""
+        """Closes a generation once no request uses its models. No new request does."""
         staying = {model.index for model in self.models}
         leaving = [model.index for model in generation.models if model.index not in staying]
-        engine, started, keep_s = generation.engine, time.perf_counter(), self._settings.keep_version_s
+        engine, started = generation.engine, time.perf_counter()
         while engine.busy or any(map(self._pipeline.users, leaving)):  # noqa: ASYNC110  an event would cost every request
             await asyncio.sleep(_POLL_S)
         if engine.gone:
             return
         self._dispatcher.engine_leaves(engine)
         passed = time.perf_counter() - started
-        log.info("the previous engine, process %d, drained in %.2f s and is kept for %g s", engine.pid, passed, keep_s)
-        if not keep_s:
-            await self.release()
-            return
-        self._timer = asyncio.get_running_loop().call_later(keep_s, lambda: self._spawn(self.release()))
+        log.info("the previous engine, process %d, drained in %.2f s", engine.pid, passed)
+        self.previous = None
+        await engine.close()
 
     def start(self) -> None:
         self._supervise()
@@ -316,11 +276,10 @@ class EngineSlot:
             self._lifecycle.to(State.DEGRADED)
 
     def engine_down(self) -> None:
-        """The current engine has ended: the previous generation serves, or the supervisor starts another."""
+        """The current engine has ended, and the supervisor starts another."""
         self.engine_lost()
-        if not self._fall_back():
-            self._lifecycle.to(State.WARMING)
-            self._dispatcher.engine_restarts(self._supervisor.restart_s)
+        self._lifecycle.to(State.WARMING)
+        self._dispatcher.engine_restarts(self._supervisor.restart_s)
 
     def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:  # noqa: ARG002
         """The supervisor has given up: starts an engine of another kind, or fails the server."""
@@ -345,28 +304,6 @@ class EngineSlot:
         self._lifecycle.fail(reason)
         self._dispatcher.engine_down(EngineLost("the engine exited and cannot be restarted"))
 
-    def _fall_back(self) -> bool:
-        """Serves with the previous generation; False without one.
-
-        Requests that only the ended engine could answer fail.
-        """
-        ended = self.engine
-        if self.previous is None or self.previous.engine.gone or ended is None:
-            return False
-        if self._drain is not None:
-            self._drain.cancel()
-        versions = {model.name: model.manifest.version for model in self.models}
-        kind, generation = self.choice.engine, self.previous
-        self._forget_previous()
-        self._activate(generation)
-        self._dispatcher.engine_down(EngineLost(_RETRY, retry_after_s=1), ended)
-        self._spawn(self._reap(ended))
-        for listener in self.on_fall_back:
-            listener(versions)
-        if kind != self.choice.engine:
-            self.reject(kind, "its process exited soon after the swap")
-        return True
-
     def _start_fallback(self, prepared: PreparedLoad) -> None:
         choice = prepared.choice
         # A request that is being read refers to its model by index.
@@ -386,15 +323,8 @@ class EngineSlot:
     def _previous_ended(self, generation: EngineGeneration) -> None:
         log.error("the previous engine, process %d, has exited", generation.engine.pid)
         self._dispatcher.engine_down(EngineLost(_RETRY, retry_after_s=1), generation.engine)
-        self._forget_previous()
+        self.previous = None
         self._spawn(self._reap(generation.engine))
-
-    def _forget_previous(self) -> EngineGeneration | None:
-        generation, self.previous = self.previous, None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        return generation
 
     def _dispatch_to(
         self,
@@ -447,8 +377,8 @@ class EngineSlot:
             self._supervision.cancel()
         if self._drain is not None:
             self._drain.cancel()
-        if (generation := self._forget_previous()) is not None:
-            await generation.engine.close()
+        if self.previous is not None:
+            await self.previous.engine.close()
         await asyncio.gather(*filter(None, (self._supervision,)), *self._tasks, return_exceptions=True)
 
 

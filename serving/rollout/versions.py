@@ -1,10 +1,9 @@
 """Selects the version of each model that serves, and switches to others.
 
 A version is verified, loaded and warmed up in an engine process of its own, beside the one that serves. Only then does
-the engine slot switch to it. A version that fails on the way does not serve, and the reason is shown. It is refused for
-good if the reason lies in the version, and not for a temporary reason (its process was killed, memory ran out, it took
-too long). If a new version's engine process ends while the previous generation is still there, that generation serves
-again at once.
+the engine slot switch to it. A version that fails on the way does not serve, and the reason is shown. It is refused if
+the reason lies in the version, and not for a temporary reason (its process was killed, memory ran out, it took
+too long).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,11 +24,9 @@ from serving.models.bundle import warn_of_schema
 from serving.models.manifest import TOKENIZER
 from serving.models.statistics import VersionState
 from serving.rollout.engine_slot import EngineGeneration
-from serving.rollout.unserved import TRIES, Key, UnservedVersions
 from serving.unawaited import start
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
     from pathlib import Path
 
     from serving.inference.served_models import Repository
@@ -42,15 +39,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.swap")
 
 _AGAIN_S = 5.0
-"""When to retry a load request if no watch tries the version again."""
+"""When to retry a load request."""
+
+Key = tuple[str, int]
+"""Model and version."""
 
 
 class Versions:
     """The versions of the models that the repository held when the server started.
 
     Attributes:
-        outcomes: Swaps so far: `switched`, `refused`, `failed` for a temporary reason, `rolled_back` as the engine
-            ended.
+        outcomes: Swaps so far: `switched`, `refused`, or `failed` for a temporary reason.
     """
 
     def __init__(self, settings: Settings, repository: Repository, slot: EngineSlot, chooser: Chooser) -> None:
@@ -61,19 +60,18 @@ class Versions:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
         self._loading: Key | None = None
-        self.unserved = UnservedVersions(settings.models, settings.cache_dir, settings.watch_models_s)
-        self.outcomes = {"switched": 0, "refused": 0, "failed": 0, "rolled_back": 0}
-        slot.on_fall_back.append(self._fallen_back)
+        self._private = [f"{path}/" for path in (settings.models, settings.cache_dir) if path]
+        self._unserved: dict[Key, str] = {}
+        self.outcomes = {"switched": 0, "refused": 0, "failed": 0}
 
     def served(self) -> dict[str, int]:
         return {model.name: model.manifest.version for model in self._repository.models}
 
     def others(self) -> list[VersionState]:
-        served = self.served()
-        states = {key: ("UNAVAILABLE", reason) for key, reason in self.unserved.reasons(served).items()}
-        if previous := self._slot.previous:
-            for key in set(previous.versions.items()) - set(served.items()):
-                states[key] = ("UNAVAILABLE", "kept for rollback")
+        """The versions that are loading or failed to, unless their directory is gone."""
+        for key in [key for key in self._unserved if _is_gone(self._root / key[0] / str(key[1]))]:
+            del self._unserved[key]
+        states = {key: ("UNAVAILABLE", reason) for key, reason in self._unserved.items()}
         if self._loading:
             states[self._loading] = ("LOADING", "verifying, loading and warming up next to the served version")
         return [VersionState(name, str(version), *state) for (name, version), state in sorted(states.items())]
@@ -87,14 +85,7 @@ class Versions:
             VersionNotLoaded: It could not be loaded now, or the server ends.
         """
         self._check_name(name)
-        await self._shielded(self._load(name, version))
-
-    async def swap(self, name: str, version: int) -> None:
-        """Serves a version of a model; goes on if the caller leaves."""
-        await self._shielded(self._swap(name, version))
-
-    async def _shielded(self, work: Coroutine[Any, Any, None]) -> None:
-        task = start(work)
+        task = start(self._load(name, version))
         if self._stopped:
             task.cancel()
         self._tasks.add(task)
@@ -115,14 +106,6 @@ class Versions:
         if name not in self.served():
             raise ModelNotFound("unknown model: it was not in the repository when the server started")
 
-    def _fallen_back(self, ended: dict[str, int]) -> None:
-        for name, version in self.served().items():
-            if ended[name] != version:
-                self.outcomes["rolled_back"] += 1
-                reason = f"rolled back to version {version}: its engine process exited"
-                self.unserved.leave_out((name, ended[name]), reason)
-                log.error("%s: the engine of version %d exited, rolled back to version %d", name, ended[name], version)
-
     def stop(self) -> None:
         """Cancels all loading and starts no more; callers are told."""
         self._stopped = True
@@ -138,17 +121,14 @@ class Versions:
         try:
             present = await asyncio.to_thread(_versions, self._root / name)
         except OSError as error:
-            if version is None or not (version == served or self._is_kept(name, version)):
+            if version != served:
                 reason = f"cannot list the versions of the model {name!r}: {error.strerror}"
                 raise VersionNotLoaded(reason, retry_after_s=_AGAIN_S) from None
             present = []
         wanted = max(present, default=served) if version is None else version
-        if wanted not in {*present, served} and not self._is_kept(name, wanted):
+        if wanted not in {*present, served}:
             raise ModelNotFound(f"the repository has no version {wanted} of the model {name!r}")
         await self._swap(name, wanted)
-        for newer in present:
-            if newer > wanted:
-                self.unserved.leave_out((name, newer), f"skipped: version {wanted} was requested")
         self._repository.load(self._repository.named(name))
 
     async def _swap(self, name: str, version: int) -> None:
@@ -166,47 +146,31 @@ class Versions:
                 before=before.manifest.version,
             )
             try:
-                if self._is_kept(name, version):
-                    self._slot.roll_back()
-                else:
-                    await self._bring_up(before, version)
+                await self._bring_up(before, version)
             except (BundleError, EngineFailed, EngineLost, MemoryError, OSError) as error:
                 raise self._not_served(before, version, error) from None
             finally:
                 self._loading = None
-            self.unserved.forget((name, version))
+            self._unserved.pop((name, version), None)
             self.outcomes["switched"] += 1
             passed = time.perf_counter() - started
             tell(log.info, "%s: serving version %d after %.2f s", model=name, version=version, seconds=round(passed, 2))
 
     def _not_served(self, before: ServedModel, version: int, error: Exception) -> VersionRefused | VersionNotLoaded:
         """Records why a version is not served, and returns the error for the caller."""
-        name, served, key = before.name, before.manifest.version, (before.name, version)
-        reason = self.unserved.public(reason_of(error))
+        name, reason = before.name, _reason_of(error)
+        told = str(error) or reason
+        for path in self._private:
+            reason = reason.replace(path, "")
+        self._unserved[name, version] = reason
         message = f"version {version} of the model {name!r} is not served: {reason}"
-        if not _passes(error):
-            self._refuse(key, reason, error)
-            return VersionRefused(message)
-        pause_s = self.unserved.fail(key, reason, served=served)
-        if pause_s is None:
-            self._refuse(key, f"{reason}; gave up after {TRIES} attempts", error)
-        else:
+        if _passes(error):
             self.outcomes["failed"] += 1
-            when = self.unserved.when(key, served=served)
-            tell(
-                log.warning,
-                "%s: version %d failed to load: %s; %s",
-                model=name,
-                version=version,
-                reason=str(error) or reason,
-                again=when,
-            )
-        return VersionNotLoaded(message, retry_after_s=pause_s or _AGAIN_S)
-
-    def _refuse(self, key: Key, reason: str, error: Exception) -> None:
+            tell(log.warning, "%s: version %d failed to load: %s", model=name, version=version, reason=told)
+            return VersionNotLoaded(message, retry_after_s=_AGAIN_S)
         self.outcomes["refused"] += 1
-        self.unserved.leave_out(key, reason)
-        tell(log.error, "%s: version %d rejected: %s", model=key[0], version=key[1], reason=str(error) or reason)
+        tell(log.error, "%s: version %d rejected: %s", model=name, version=version, reason=told)
+        return VersionRefused(message)
 
     async def _bring_up(self, before: ServedModel, version: int) -> None:
         """Loads a version in a new engine, with the other models unchanged, and switches to it."""
@@ -223,9 +187,8 @@ class Versions:
                 f"bundle {path}: it has the task {_tasks(bundle.manifest)}, but the served version has"
                 f" {_tasks(served)}; give it another model name"
             )
-        models = list(slot.models)  # perhaps without `before`: the slot may have fallen back meanwhile
-        position = [model.name for model in models].index(before.name)
-        others = [*models[:position], *models[position + 1 :]]
+        models = list(slot.models)
+        position = models.index(before)
         specs = [model.spec() for model in models]
         specs[position] = servable.spec()
         # The costs are those of the models that serve: the new version takes over those of the old one.
@@ -233,15 +196,10 @@ class Versions:
         async with slot.beside(load) as engine:
             tokenizer = await asyncio.to_thread(_tokenizer, before, bundle)
             await slot.serving()
-            if not slot.still_serves(others):
-                raise EngineLost("other models changed during the swap; try again", retry_after_s=_AGAIN_S)
+            if slot.choice.engine != choice.engine:
+                raise EngineLost("another engine serves since the swap began; try again", retry_after_s=_AGAIN_S)
             models[position] = ServedModel.of(servable, next(slot.new_indices()), tokenizer)
-            slot.switch(EngineGeneration(engine, load, models, choice))
-
-    def _is_kept(self, name: str, version: int) -> bool:
-        """Whether the previous generation differs only in this version of this model."""
-        previous = self._slot.previous
-        return previous is not None and previous.versions == self.served() | {name: version}
+            slot.switch(EngineGeneration(engine, load, models))
 
 
 def _passes(error: Exception) -> bool:
@@ -249,7 +207,7 @@ def _passes(error: Exception) -> bool:
     return error.passing if isinstance(error, EngineFailed) else not isinstance(error, BundleError)
 
 
-def reason_of(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     if isinstance(error, OSError):  # its message names files
         return error.strerror or "loading took too long"
     if isinstance(error, MemoryError):
@@ -262,6 +220,14 @@ def _versions(path: Path) -> list[int]:
         return verified_dir.versions(path)
     except FileNotFoundError:
         return []
+
+
+def _is_gone(path: Path) -> bool:
+    try:
+        path.lstat()
+    except OSError as error:  # a failing volume proves nothing
+        return isinstance(error, FileNotFoundError)
+    return False
 
 
 def _tokenizer(before: ServedModel, bundle: Bundle) -> TextTokenizer:

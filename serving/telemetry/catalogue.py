@@ -178,10 +178,7 @@ SWAPS = Metric(
     "bertserve_swaps_total",
     "counter",
     "Hot swaps of model versions, by outcome.",
-    {
-        "outcome": "`switched`; `refused`: rejected permanently; `failed`: transient error, such as too little memory;"
-        " `rolled_back`: the new version's engine exited"
-    },
+    {"outcome": "`switched`; `refused`: rejected permanently; `failed`: transient error, such as too little memory"},
 )
 RELOADS = Metric(
     "bertserve_last_reload_successful",

@@ -14,7 +14,7 @@ import pytest
 from serving.engine.base import EngineLoad, LaneKind
 from serving.engine.process import warm_up
 from serving.engine.process.wire import Channel, Kind, pack
-from serving.engine.process.worker import prepare
+from serving.engine.process.worker import _lacked_memory, prepare
 from serving.errors import BundleError
 from serving.models.bundle import open_bundle
 from serving.scheduling.cost import CostPoint
@@ -149,3 +149,20 @@ def test_a_bundle_is_verified_before_a_library_is_imported(models: Path, tmp_pat
     kind, said = first_word(load)
     assert kind is Kind.REFUSED
     assert "'extra' is not listed" in said
+
+
+def test_memory_that_is_short_is_told_from_what_is_wrong() -> None:
+    """By the words of the library underneath, at whatever depth."""
+
+    def refused(cause: Exception) -> BundleError:
+        error = BundleError("cannot be loaded")
+        error.__cause__ = cause
+        return error
+
+    deep = RuntimeError("warm-up")
+    deep.__cause__ = RuntimeError("BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer")
+    assert _lacked_memory(refused(deep))
+    assert _lacked_memory(refused(RuntimeError("Exception during loading: std::bad_alloc")))
+    assert _lacked_memory(refused(RuntimeError("cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (CUDA error 2)")))
+    assert not _lacked_memory(refused(RuntimeError("No Op registered for Gelu")))
+    assert not _lacked_memory(BundleError("weights.onnx does not match its SHA-256 in the manifest"))

@@ -1,4 +1,4 @@
-"""Another version of a model in place of the one that serves: nothing is lost or mixed, and there is a way back."""
+"""Another version of a model in place of the one that serves: nothing is lost or mixed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from serving.rollout.unserved import TRIES
 from tests.support.certificates import open_channel
 from tests.support.clients import Grpc, HttpConnection, OpenAiFloat, RawConnection, Tei, V2Json, get, metric, post_json
 from tests.support.engines import engine_of
@@ -24,12 +23,10 @@ from tests.support.models import NAME
 from tests.support.poison import FP32, edit_manifest, sign, too_large
 from tests.support.server import FAKE, Server, is_running, measured
 from tests.support.stopping import is_stopped
-from tests.support.tasks import tiny_model, write_bundle
 from tests.support.versions import (
     BODY,
     CONTROLLED,
     SWAPPED,
-    WATCHED,
     Readers,
     Shelf,
     assert_reason,
@@ -40,15 +37,12 @@ from tests.support.versions import (
     outcome,
     served,
     unload,
-    wait_looks,
     wait_served,
 )
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from tests.support.clients import HttpReply
 
 
 ORT = ("--engine", "ort-cpu", "--precision", "fp32", "--default-timeout-ms", "30000")
@@ -85,26 +79,11 @@ def test_swaps_under_load_lose_nothing_and_mix_nothing(server: Server, shelf: Sh
         assert all(before <= one.version < version for one in readers.asked if one.ended < started)
         assert all(one.version >= version for one in readers.asked if one.started > ended)
     assert {version for _, _, version in times} <= {one.version for one in readers.asked}
-    wait_for(lambda: len(engines(server)) == 2, "the engine before alone beside the one that serves")
+    wait_for(lambda: len(engines(server)) == 1, "the end of the engines before")
     assert metric(server, "bertserve_model_version", model=NAME) == version
 
 
-@pytest.mark.slow
-def test_a_version_that_appears_is_served(own_shelf: Shelf) -> None:
-    """Where the repository is watched, over every protocol, and two in a row."""
-    with Server(own_shelf.root, *ORT, *measured(own_shelf.root), *WATCHED) as watching:
-        with Readers(watching, own_shelf, *CLIENTS) as readers:
-            for _ in range(2):
-                wait_served(watching, own_shelf.add())
-                readers.wait_for_more()
-        readers.assert_nothing_was_lost()
-        assert sorted({one.version for one in readers.asked}) == [1, 2, 3]
-        assert metric(watching, "bertserve_swaps_total", outcome="switched") == 2
-        assert index(watching)[3] == ("READY", "")
-        assert load(watching).status == 403
-
-
-def test_nothing_is_watched_by_default(server: Server, shelf: Shelf) -> None:
+def test_a_version_that_appears_waits_for_a_request(server: Server, shelf: Shelf) -> None:
     """What is there at the start is served until a request loads another; the newest, if it names none."""
     before = served(server)
     newer = shelf.add()
@@ -112,25 +91,6 @@ def test_nothing_is_watched_by_default(server: Server, shelf: Shelf) -> None:
     assert served(server) == before
     assert load(server).status == 200
     assert served(server) == newest > newer
-
-
-def test_a_version_that_is_being_copied_is_left_alone(own_shelf: Shelf) -> None:
-    """It is taken when its last file is whole, and nothing is refused meanwhile; the index says what it lacks."""
-    version, place = own_shelf.make()
-    target = own_shelf.path(version)
-    with Server(own_shelf.root, *FAKE, *WATCHED) as watching:
-        target.mkdir()
-        names = ["manifest.json", *sorted(file.name for file in place.iterdir() if file.name != "manifest.json")]
-        for name in names:
-            content = (place / name).read_bytes()
-            for part in (content[: len(content) // 2], content):
-                (target / name).write_bytes(part)
-                wait_for(lambda: index(watching).get(version), "the version in the index")
-                if name != names[-1] or part is not content:
-                    wait_for(lambda: "incomplete" in index(watching)[version][1], "what it lacks")
-                    assert served(watching) == 1
-        wait_served(watching, version)
-        assert metric(watching, "bertserve_swaps_total", outcome="refused") == 0
 
 
 def flip(place: Path) -> None:
@@ -209,85 +169,36 @@ def test_a_version_whose_warm_up_fails_never_serves(server: Server, shelf: Shelf
     assert version not in index(server)  # what is not there needs no reason
 
 
-@pytest.mark.slow
-def test_a_refused_version_is_tried_again_when_it_has_changed(own_shelf: Shelf) -> None:
-    """And not before: a watching server does not load the same damage over and over."""
-    with Server(own_shelf.root, *FAKE, *WATCHED) as watching:
-        version, place = own_shelf.make()
-        good = (place / FP32).read_bytes()
-        flip(place)
-        place.rename(own_shelf.path(version))
-        watching.wait_logged(f"version {version} rejected", 60)
-        wait_looks(watching, own_shelf, 4)
-        assert metric(watching, "bertserve_swaps_total", outcome="refused") == 1
-        (own_shelf.path(version) / FP32).write_bytes(good)
-        wait_served(watching, version)
-
-
-def test_the_way_back_is_one_step(server: Server, shelf: Shelf) -> None:
-    """The version before comes back from memory: no process is started, and nothing is lost; and forward again."""
+def test_the_way_back_is_a_load_request(server: Server, shelf: Shelf) -> None:
+    """It names the version before, which is loaded and replaces the newer one; nothing is lost."""
     before = served(server)
     version = shelf.add()
-    assert load(server).status == 200
-    wait_for(lambda: "kept" in index(server)[before][1], "the version before, kept")
-    running = engines(server)
     with Readers(server, shelf, *CLIENTS) as readers:
-        shutil.move(shelf.path(before), shelf.path(before).with_name("elsewhere"))  # it needs no file either
-        for wanted in (before, version, before):
+        for wanted in (version, before):
             assert load(server, wanted).status == 200
             ended = time.monotonic()
             readers.wait_for_more()
             assert {one.version for one in readers.asked if one.started > ended} == {wanted}
-            wait_for(lambda: "kept" in str(index(server)), "the other one, kept again")
     readers.assert_nothing_was_lost()
-    assert engines(server) == running
-    assert "skipped" in index(server)[version][1] or "kept" in index(server)[version][1]
-    shutil.move(shelf.path(before).with_name("elsewhere"), shelf.path(before))
-    assert load(server, str(version)).status == 200
+    assert version not in index(server)
 
 
-def test_a_version_whose_engine_ends_gives_way_to_the_one_before(own_shelf: Shelf) -> None:
-    """At once: requests that were in it fail with 503, none is refused afterwards, and it is not tried again."""
-    with Server(own_shelf.root, *ORT, *measured(own_shelf.root), *WATCHED) as watching:
-        first = engines(watching)
+def test_a_new_engine_that_ends_is_started_again(own_shelf: Shelf) -> None:
+    """Requests that were in it fail with 503, later ones wait, and the version serves on."""
+    with Server(own_shelf.root, *ORT, *measured(own_shelf.root), *CONTROLLED) as running:
+        first = engines(running)
         version = own_shelf.add()
-        wait_served(watching, version)
-        wait_for(lambda: "kept" in index(watching)[1][1], "the version before, kept")
-        (second,) = engines(watching) - first
-        with Readers(watching, own_shelf, *CLIENTS) as readers:
+        assert load(running).status == 200
+        with Readers(running, own_shelf, *CLIENTS) as readers:
+            (second,) = engines(running) - first
             os.kill(second, signal.SIGKILL)
-            wait_served(watching, 1)
-            assert get(watching.metrics, "/readyz").status == 200
             readers.wait_for_more()
         readers.assert_each_answer_was_right()
         assert len(readers.refused) <= len(CLIENTS)
         assert {error.status for error in readers.refused} <= {503, "UNAVAILABLE"}
-        assert engines(watching) == first
-        state, reason = index(watching)[version]
-        assert (state, "rolled back to version 1" in reason) == ("UNAVAILABLE", True)
-        assert metric(watching, "bertserve_swaps_total", outcome="rolled_back") == 1
-        third = own_shelf.add()
-        wait_served(watching, third)  # and not the second
-
-
-@pytest.mark.slow
-def test_a_swap_that_waits_goes_on_from_the_version_that_came_back(own_shelf: Shelf) -> None:
-    """What it waits for is the drain of the version before; if that serves again meanwhile, it is replaced itself."""
-    options = (*FAKE, *CONTROLLED, "--fake-faults", f"{own_shelf.token(SWAPPED[0])}:hang")
-    with Server(own_shelf.root, *options, "--drain-s", "0.5") as running, ThreadPoolExecutor(2) as pool:
-        first = engines(running)
-        pool.submit(post_json, running.http, "/embed", f'{{"inputs": "{SWAPPED[0]}"}}'.encode())
-        wait_for(lambda: get(running.http, "/status").json()["queue"]["requests"], "a request that holds version 1")
-        assert load(running, own_shelf.add()).status == 200
-        (second,) = engines(running) - first
-        third = own_shelf.add()
-        call = pool.submit(load, running, third)
-        wait_for(lambda: metric(running, "bertserve_connections", protocol="http") == 2, "the call")
-        assert not call.done()
-        os.kill(second, signal.SIGKILL)
-        assert call.result().status == 200
-        assert served(running) == third
-        running.process.kill()  # the request that hangs has half a minute yet
+        assert {one.version for one in readers.asked} == {version}
+        assert not engines(running) & {*first, second}
+        assert index(running)[version] == ("READY", "")
 
 
 @pytest.mark.slow
@@ -323,19 +234,6 @@ def test_several_who_ask_at_once(server: Server, shelf: Shelf) -> None:
     assert served(server) == versions[-1]
 
 
-@pytest.mark.slow
-def test_a_model_out_of_service_stays_so_when_another_version_comes(own_shelf: Shelf) -> None:
-    """A swap changes what would be served; only a load call takes the model into service again."""
-    with Server(own_shelf.root, *FAKE, *WATCHED, *CONTROLLED) as watching:
-        assert unload(watching).status == 200
-        version = own_shelf.add()
-        watching.wait_logged(f"serving version {version}", 60)
-        assert post_json(watching.http, "/v2/models/minilm/infer", BODY).status == 404
-        assert index(watching)[version] == ("UNAVAILABLE", "unloaded")
-        assert load(watching).status == 200
-        assert post_json(watching.http, "/v2/models/minilm/infer", BODY).status == 200
-
-
 @pytest.mark.parametrize(
     ("version", "status", "words"),
     [(99, 404, "has no version 99"), ("01", 400, "a version number"), ([1], 400, "a version number")],
@@ -360,7 +258,7 @@ def test_an_engine_that_is_killed_while_it_warms_up_says_nothing_of_its_version(
         assert reply.status == 503
         assert int(reply.headers["retry-after"]) >= 1
         assert "exited while loading" in reply.json()["error"]
-        assert "exited while loading; no automatic retry" in index(server)[version][1]
+        assert index(server)[version][1].endswith("exited while loading")
         second = stub.RepositoryModelLoad.future(pb.RepositoryModelLoadRequest(model_name=NAME), timeout=60)
         os.kill(candidate(server, running), signal.SIGKILL)
         assert second.code() is grpc.StatusCode.UNAVAILABLE
@@ -443,41 +341,6 @@ def test_row_58_sigterm_during_a_swap(warming: tuple[Server, int, int]) -> None:
 LOAD = f"/v2/repository/models/{NAME}/load"
 
 
-@pytest.mark.slow
-def test_a_watching_server_tries_again(own_shelf: Shelf) -> None:
-    """By itself, and nothing counts as refused; versions that are removed are forgotten."""
-    with Server(own_shelf.root, *FAKE, *WATCHED) as watching:
-        first = engines(watching)
-        version = own_shelf.add()
-        os.kill(candidate(watching, first), signal.SIGKILL)
-        wait_served(watching, version)
-        assert "exited while loading; retrying in 1 s (attempt 2 of" in watching.log
-        assert (outcome(watching, "failed"), outcome(watching, "refused")) == (1, 0)
-        unfinished = own_shelf.path(version + 1)
-        unfinished.mkdir()
-        wait_for(lambda: "incomplete" in index(watching).get(version + 1, ("", ""))[1], "an incomplete version")
-        unfinished.rmdir()
-        wait_for(lambda: version + 1 not in index(watching), "no word of it")
-
-
-@pytest.mark.slow
-def test_what_is_tried_again_says_when(own_shelf: Shelf) -> None:
-    with (
-        Server(own_shelf.root, *FAKE, *CONTROLLED, "--watch-models-s", "3600") as running,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        first = engines(running)
-        version = own_shelf.add()
-        call = pool.submit(load, running)
-        os.kill(candidate(running, first), signal.SIGKILL)
-        assert call.result().headers["retry-after"] == "3600"
-        state, reason = index(running)[version]
-        assert state == "UNAVAILABLE"
-        assert_reason(reason, rf"; retrying in 3[56]\d\d s \(attempt 2 of {TRIES}\)$")
-        assert load(running).status == 200
-        assert index(running)[version] == ("READY", "")
-
-
 def limit_files(server: Server, more: int) -> tuple[int, int]:
     """Lets a server open only so many more files; returns the limits before."""
     used = len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
@@ -503,29 +366,11 @@ def test_file_descriptors_that_run_out_say_nothing_of_a_version(own_shelf: Shelf
         assert served(server) == version
 
 
-@pytest.mark.slow
-def test_a_watching_server_gives_up_in_the_end(own_shelf: Shelf) -> None:
-    """After its last try a version counts as refused and waits for a change, which begins anew."""
-    with Server(own_shelf.root, *FAKE, "--watch-models-s", "0.01") as watching:
-        before = limit_files(watching, 2)
-        version = own_shelf.add()
-        wait_for(lambda: outcome(watching, "refused"), "the end of the tries", 30)
-        assert outcome(watching, "failed") == TRIES - 1
-        state, reason = index(watching)[version]
-        assert state == "UNAVAILABLE"
-        assert f"gave up after {TRIES} attempts" in reason
-        assert served(watching) == 1
-        (own_shelf.path(version) / "manifest.json").touch()
-        wait_for(lambda: outcome(watching, "failed") > TRIES, "two tries more")
-        resource.prlimit(watching.pid, resource.RLIMIT_NOFILE, before)
-        wait_served(watching, version)
-
-
 def test_a_load_call_outlives_its_caller(own_shelf: Shelf) -> None:
-    """Its version serves, newer ones are passed over, the model is in service: all as if the caller had waited."""
+    """Its version serves, and the model is in service: all as if the caller had waited."""
     with Server(own_shelf.root, *FAKE, *CONTROLLED) as running:
         assert unload(running).status == 200
-        wanted, newer = own_shelf.add(), own_shelf.add()
+        wanted = own_shelf.add()
         first = engines(running)
         with RawConnection(running.http) as caller:
             body = b'{"parameters": {"version": "%d"}}' % wanted
@@ -536,8 +381,7 @@ def test_a_load_call_outlives_its_caller(own_shelf: Shelf) -> None:
             os.kill(second, signal.SIGSTOP)
         wait_for(lambda: metric(running, "bertserve_requests_total", reason="client_gone") == 1, "the caller's end")
         os.kill(second, signal.SIGCONT)
-        wait_for(lambda: "skipped" in index(running).get(newer, ("", ""))[1], "the end of the call")
-        assert index(running)[wanted] == ("READY", "")
+        wait_for(lambda: index(running).get(wanted) == ("READY", ""), "the end of the call")
         assert post_json(running.http, f"/v2/models/{NAME}/infer", BODY).status == 200
 
 
@@ -548,7 +392,7 @@ def test_a_load_call_is_answered_when_the_server_ends(own_shelf: Shelf) -> None:
         own_shelf.add()
         call = pool.submit(load, running)
         os.kill(candidate(running, first), signal.SIGSTOP)
-        assert get(running.http, "/status").json()["slot"] == {"state": "serving", "previous": None}
+        assert get(running.http, "/status").json()["slot"] == {"state": "serving"}
         assert running.stop() == 0
         assert call.result().status == 503
         assert call.result().json()["error"] == "the server is shutting down"
@@ -569,32 +413,3 @@ def test_an_engine_that_ends_while_it_is_drained_takes_its_requests_with_it(own_
         assert served(running) == version
         assert post_json(running.http, f"/v2/models/{NAME}/infer", BODY).status == 200
         assert load(running, own_shelf.add()).status == 200
-
-
-@pytest.mark.slow
-def test_a_swap_that_began_before_another_was_rolled_back(tmp_path: Path) -> None:
-    """What it would bring back has been given up with its engine: it is to be asked for once more."""
-    for name in ("one", "two"):
-        write_bundle(tmp_path, tiny_model("embed"), name)
-    with Server(tmp_path, *FAKE, *CONTROLLED) as running, ThreadPoolExecutor(1) as pool:
-
-        def load_newest(name: str) -> HttpReply:
-            return post_json(running.http, f"/v2/repository/models/{name}/load", b"{}")
-
-        first = engines(running)
-        for name in ("one", "two"):
-            write_bundle(tmp_path, tiny_model("embed"), name)
-        assert load_newest("one").status == 200
-        (second,) = engines(running) - first
-        wait_for(lambda: "drained in" in running.log, "the way back")
-        call = pool.submit(load_newest, "two")
-        third = candidate(running, {*first, second})
-        os.kill(third, signal.SIGSTOP)
-        os.kill(second, signal.SIGKILL)
-        wait_for(lambda: metric(running, "bertserve_swaps_total", outcome="rolled_back") == 1, "the way back")
-        os.kill(third, signal.SIGCONT)
-        assert call.result().status == 503
-        assert "other models changed" in call.result().json()["error"]
-        assert [get(running.http, f"/v2/models/{name}").json()["versions"] for name in ("one", "two")] == [["1"], ["1"]]
-        assert load_newest("two").status == 200
-        assert [get(running.http, f"/v2/models/{name}").json()["versions"] for name in ("one", "two")] == [["1"], ["2"]]

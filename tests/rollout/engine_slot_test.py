@@ -12,7 +12,6 @@ import pytest
 from serving.engine.base import LaneKind
 from serving.engine.process.remote_engine import EngineFailed
 from serving.engine.process.wire import Ready
-from serving.errors import EngineLost
 from serving.inference.dispatcher import Dispatcher
 from serving.lifecycle import Lifecycle, State
 from serving.rollout.engine_choice import Chooser
@@ -68,12 +67,12 @@ class Life:
 class Bench:
     """A slot whose engines are `Life`s; where `refuse` is set the next one is refused."""
 
-    def __init__(self, models: Path, keep_version_s: float = 300.0) -> None:
+    def __init__(self, models: Path) -> None:
         self.lives: list[Life] = []
         self.refuse = False
         self.lifecycle = Lifecycle()
         self.lifecycle.to(State.WARMING)
-        settings = Settings(models=models, engine="fake", keep_version_s=keep_version_s)
+        settings = Settings(models=models, engine="fake")
         metrics, chooser = Metrics(), Chooser(settings)
         choice = chooser.first()
         self.slot = EngineSlot(
@@ -106,7 +105,7 @@ class Bench:
     async def switch(self) -> Life:
         slot = self.slot
         async with slot.turn(), slot.beside(slot.load) as engine:
-            slot.switch(EngineGeneration(engine, slot.load, list(slot.models), slot.choice))
+            slot.switch(EngineGeneration(engine, slot.load, list(slot.models)))
         return self.lives[-1]
 
 
@@ -117,65 +116,50 @@ def models(tmp_path: Path) -> Path:
 
 
 @asynchronous
-async def test_a_switch_is_drained_kept_and_rolled_back(models: Path) -> None:
-    """The engine before answers what it has, waits for the way back, and changes roles with the other."""
+async def test_the_engine_before_a_switch_is_drained_and_closed(models: Path) -> None:
     bench = Bench(models)
     assert bench.slot.state is SlotState.STARTING
     first = await bench.serve()
     first.busy = True
     second = await bench.switch()
-    assert bench.slot.state is SlotState.DRAINING
+    assert (bench.slot.state, bench.slot.engine) == (SlotState.DRAINING, second)
     first.busy = False
-    await bench.until(SlotState.KEPT)
-    bench.slot.roll_back()
-    assert (bench.slot.engine, bench.slot.previous and bench.slot.previous.engine) == (first, second)
-    await bench.until(SlotState.KEPT)
-    await bench.slot.release()
-    assert (bench.slot.state, second.closed) == (SlotState.SERVING, True)
-    with pytest.raises(EngineLost):
-        bench.slot.roll_back()
+    await bench.until(SlotState.SERVING)
+    assert (first.closed, second.closed) == (True, False)
     await bench.slot.close()
-    assert first.closed
+    assert second.closed
 
 
 @asynchronous
-async def test_what_is_not_to_be_kept_is_released_when_it_is_idle(models: Path) -> None:
-    bench = Bench(models, keep_version_s=0)
+async def test_a_new_engine_that_ends_is_started_again_while_the_one_before_drains(models: Path) -> None:
+    """The one before answers what it has, and does not serve again."""
+    bench, ends = Bench(models), list[str]()
+    bench.slot.on_end.append(lambda: ends.append("end"))
     first = await bench.serve()
-    await bench.switch()
+    first.busy = True
+    second = await bench.switch()
+    second.end()
+    assert (bench.slot.state, bench.lifecycle.state, ends) == (SlotState.STARTING, State.WARMING, ["end"])
+    await bench.until(SlotState.DRAINING)
+    assert bench.slot.engine not in {first, second}
+    assert (bench.lifecycle.state, first.closed) == (State.READY, False)
+    first.busy = False
     await bench.until(SlotState.SERVING)
     assert first.closed
     await bench.slot.close()
-
-
-@pytest.mark.parametrize("drained", [False, True])
-@asynchronous
-async def test_an_engine_that_ends_gives_way_to_the_one_before(models: Path, *, drained: bool) -> None:
-    """Drained or not: nothing is started, the server stays ready, and observers hear of it."""
-    bench, heard = Bench(models), list[str]()
-    bench.slot.on_end.append(lambda: heard.append("end"))
-    bench.slot.on_fall_back.append(lambda versions: heard.append(f"fall back from {versions}"))
-    first = await bench.serve()
-    first.busy = not drained
-    second = await bench.switch()
-    await bench.until(SlotState.KEPT if drained else SlotState.DRAINING)
-    second.end()
-    assert (bench.slot.state, bench.slot.engine) == (SlotState.SERVING, first)
-    assert heard == ["end", "fall back from {'embed': 1}"]
-    assert bench.lifecycle.state is State.READY
-    await bench.slot.close()
-    assert len(bench.lives) == 2
 
 
 @asynchronous
 async def test_an_engine_before_that_ends_is_forgotten(models: Path) -> None:
     bench = Bench(models)
     first = await bench.serve()
+    first.busy = True
     second = await bench.switch()
-    await bench.until(SlotState.KEPT)
+    first.busy = False
     first.end()
-    assert (bench.slot.state, bench.slot.engine) == (SlotState.SERVING, second)
-    assert bench.lifecycle.state is State.READY
+    await until(lambda: first.closed, "its end")
+    await bench.until(SlotState.SERVING)
+    assert (bench.slot.engine, bench.lifecycle.state) == (second, State.READY)
     await bench.slot.close()
 
 

@@ -99,6 +99,23 @@ async def test_an_engine_that_ends_takes_only_its_own_requests_with_it() -> None
 
 
 @virtually
+async def test_while_the_new_engine_restarts_the_one_before_answers_what_it_has() -> None:
+    """What comes for the new one waits for the restart, also if the one before ends meanwhile."""
+    bench = Bench()
+    running = await bench.ask(text(1))
+    join(bench)
+    bench.dispatcher.engine_restarts(0.0)
+    waiting = await bench.ask(text(3), model=FOLLOWER)
+    bench.engine.finish()
+    assert await rows(running) == [[1, 1]]
+    bench.dispatcher.engine_down(EngineLost("gone"), bench.engine)
+    engine = join(bench)
+    engine.finish()
+    assert await rows(waiting) == [[3, 1]]
+    bench.assert_nothing_is_left()
+
+
+@virtually
 async def test_lanes_are_those_of_the_engines_that_are_there() -> None:
     """Of two engines the more; when one leaves, those of the other."""
     bench = Bench(lanes=3)

@@ -13,7 +13,6 @@ import json
 import re
 import time
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import onnx
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
 SWAPPED = ("server", "request")
 CONTROLLED = ("--model-control", "true")
-WATCHED = ("--watch-models-s", "0.1")
 BODY = b'{"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["x"]}]}'
 _SCALE = 1e-4
 _SWAP_LIMIT_S = 60.0
@@ -224,25 +222,6 @@ def served(server: Server) -> int:
 
 def wait_served(server: Server, version: int) -> None:
     wait_for(lambda: served(server) == version, f"version {version}", _SWAP_LIMIT_S)
-
-
-def wait_looks(server: Server, shelf: Shelf, looks: int) -> None:
-    """Waits until the watch has looked at every version so many times.
-
-    A look begins with the newest version. Of each one that appears and stays incomplete the index says so; when it
-    does, the look that found the one before has ended.
-    """
-    last = max(index(server))
-    unfinished = [shelf.path(last + 1 + number) for number in range(looks + 1)]
-    for path in unfinished:
-        path.mkdir()
-        wait_for(partial(_is_incomplete, server, int(path.name)), "a look")
-    for path in unfinished:
-        path.rmdir()
-
-
-def _is_incomplete(server: Server, version: int) -> bool:
-    return "incomplete" in index(server).get(version, ("", ""))[1]
 
 
 def assert_reason(reason: str, pattern: str) -> None:
