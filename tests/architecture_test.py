@@ -378,7 +378,6 @@ AWAITED = {
     "serving.http.apis.huggingface": "a group, which waits for its tasks",
     "serving.http.apis.batch_lines": "pieces that are gathered",
     "serving.bulk.batches_api.runner": "lines and jobs, whose ends are looked at",
-    "serving.rollout.engine_slot": "the supervision, whose end is looked at",
     "serving.server": "what the server waits for until it ends",
     "serving.unawaited": "all others",
 }

@@ -1,19 +1,19 @@
 """The engine slot: which engine serves, which one served before it, and what happens when one of them ends.
 
-| state    | requests run on        | previous generation       | what ends the state                       |
-|----------|------------------------|---------------------------|-------------------------------------------|
-| STARTING | nothing: they wait     | none                      | an engine is warm: SERVING                |
-| SERVING  | the current generation | none                      | `switch`: DRAINING                        |
-| DRAINING | the current generation | answers its last requests | it is idle and closed: SERVING            |
-| FAILED   | nothing                | none                      | the server ends                           |
+| state    | requests run on    | previous engine           | what ends the state            |
+|----------|--------------------|---------------------------|--------------------------------|
+| STARTING | nothing: they wait | none, or as in DRAINING   | an engine is warm: SERVING     |
+| SERVING  | the current engine | none                      | `switch`: DRAINING             |
+| DRAINING | the current engine | answers its last requests | it is idle and closed: SERVING |
+| FAILED   | nothing            | none                      | the server ends                |
 
 When the current engine process ends, the slot tries in turn:
 
-1. The supervisor starts a process of the same generation: STARTING. 2. If that refuses to load or dies too often, an
+1. The supervisor starts another process for the same models: STARTING. 2. If that refuses to load or dies too often, an
 engine of another kind starts if the settings allow it: STARTING. 3. The server ends: FAILED.
 
-Before the first engine is warm, requests get 503. If the previous generation ends, its waiting requests fail and the
-state is SERVING. If one of several GPUs is lost, the others go on and the server is degraded.
+Before the first engine is warm, requests get 503. If the previous engine ends, its waiting requests fail. If one of
+several GPUs is lost, the others go on and the server is degraded.
 
 A switch is one step of the event loop. Requests that start after it use the new models; earlier ones keep the old
 models until they are answered. The new engine warms up beside the one that serves, at idle priority, once the previous
@@ -26,11 +26,11 @@ import asyncio
 import logging
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -44,7 +44,7 @@ from serving.scheduling.cost import ModelCosts
 from serving.unawaited import start
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 
     from serving.engine.base import EngineLoad
     from serving.engine.process.remote_engine import EngineLife
@@ -59,13 +59,9 @@ if TYPE_CHECKING:
 
     Start = Callable[..., Awaitable[EngineLife]]
 
-T = TypeVar("T")
-
 log = logging.getLogger("bertserve.swap")
 
 _POLL_S = 0.02
-
-_RETRY = "the engine exited; try again"
 
 
 class SlotState(Enum):
@@ -75,22 +71,12 @@ class SlotState(Enum):
     FAILED = auto()
 
 
-@dataclass(slots=True, frozen=True)
-class EngineGeneration:
-    """An engine, its models in its own order, and the load for processes that replace it."""
-
-    engine: EngineLife
-    load: EngineLoad
-    models: Sequence[ServedModel]
-
-
 class EngineSlot:
-    """Owns the engine generations of a server. It alone writes `repository.engine`.
+    """Owns the engines of a server. It alone writes `repository.engine`.
 
     Attributes:
         on_up: Called when an engine is warm after there was none.
         on_end: Called when the current engine ends by itself, or the next one ends before it is ready.
-        previous: The previous generation, until it is idle or ends.
     """
 
     def __init__(
@@ -125,25 +111,25 @@ class EngineSlot:
         )
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._supervision: asyncio.Task[None] | None = None
-        self._choosing: asyncio.Task[None] | None = None
         self._drain: asyncio.Task[None] | None = None
-        self._failed = False
-        self.previous: EngineGeneration | None = None
         self.on_up: list[Callable[[EngineLife], None]] = []
         self.on_end: list[Callable[[], None]] = []
 
     @property
     def state(self) -> SlotState:
-        if self._failed:
+        if self._lifecycle.state is State.FAILED:
             return SlotState.FAILED
-        if self.engine is None or self.engine.gone:
+        if not self._is_up:
             return SlotState.STARTING
-        return SlotState.SERVING if self.previous is None else SlotState.DRAINING
+        return SlotState.SERVING if self._drain is None or self._drain.done() else SlotState.DRAINING
 
     @property
     def engine(self) -> EngineLife | None:
         return self._supervisor.engine
+
+    @property
+    def _is_up(self) -> bool:
+        return self.engine is not None and not self.engine.gone
 
     @property
     def load(self) -> EngineLoad:
@@ -158,14 +144,9 @@ class EngineSlot:
     def choice(self) -> EngineChoice:
         return self._repository.engine
 
-    def new_indices(self) -> Iterator[ModelIndex]:
-        """Indices that no model has and no request uses, ascending."""
-        taken = {model.index for model in [*self.models, *(self.previous.models if self.previous else ())]}
-        return (index for index in map(ModelIndex, count()) if index not in taken and not self._pipeline.users(index))
-
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Grants the right to start another engine, once one serves and the previous generation is drained."""
+        """Grants the right to start another engine, once one serves and the previous one is drained."""
         async with self._turn:
             if self._drain is not None:
                 await asyncio.wait({self._drain})
@@ -174,8 +155,13 @@ class EngineSlot:
 
     async def serving(self) -> None:
         """Waits until an engine serves. An engine that has ended is being restarted, or the server ends."""
-        while self.engine is None or self.engine.gone:  # noqa: ASYNC110  rare and not urgent
+        while not self._is_up:  # noqa: ASYNC110  rare and not urgent
             await asyncio.sleep(_POLL_S)
+
+    def free_index(self) -> ModelIndex:
+        """The lowest index that no model has. Within a turn no request uses it either."""
+        taken = {model.index for model in self.models}
+        return next(index for index in map(ModelIndex, count()) if index not in taken)
 
     @asynccontextmanager
     async def beside(self, load: EngineLoad) -> AsyncIterator[EngineLife]:
@@ -190,8 +176,6 @@ class EngineSlot:
         async def on_verified() -> None:
             await asyncio.to_thread(self._loads.check_room, load)
 
-        if not load.bundles:
-            await on_verified()
         started = time.perf_counter()
         async with asyncio.timeout(self._settings.engine_start_s):
             with IdlePriority(self._dispatcher) as priority:
@@ -206,54 +190,47 @@ class EngineSlot:
             if engine is not self.engine:
                 await engine.close()
 
-    def switch(self, generation: EngineGeneration) -> None:
-        """Switches to a generation whose engine came from `beside`. Unchanged models keep their indices.
+    def switch(self, engine: EngineLife, load: EngineLoad, models: Sequence[ServedModel]) -> None:
+        """Switches to an engine from `beside` and other versions of the models. Unchanged ones keep their indices.
 
         Raises:
             EngineLost: One of the two engines has ended.
         """
-        if self.engine is None or self.engine.gone or generation.engine.gone:
+        before = self.engine
+        if before is None or before.gone or engine.gone:
             raise EngineLost("the engine exited during the swap; try again", retry_after_s=1)
-        before = EngineGeneration(self.engine, self.load, tuple(self.models))
-        self._activate(generation)
-        self.previous = before
-        before.engine.on_end = lambda: self._previous_ended(before)
-        self._drain = self._spawn(self._drained(before))
+        indices = {model.name: model.index for model in self.models}
+        leaving = set(indices.values()) - {model.index for model in models}
+        costs = self._dispatcher.costs
+        self._dispatch_to(engine, models, {model.index: costs[indices[model.name]] for model in models})
+        self._supervisor.adopt(engine, load)
+        self._repository.replace(models)
+        self._serves(engine)
+        before.on_end = partial(self._previous_ended, before)
+        self._drain = self._spawn(self._close_drained(before, leaving))
 
-    def _activate(self, generation: EngineGeneration) -> None:
-        current = {model.name: model for model in self.models}
-        taught = {
-            model.index: self._dispatcher.costs[current[model.name].index]
-            for model in generation.models
-            if model.name in current
-        }
-        self._dispatch_to(generation.engine, generation.models, taught)
-        self._supervisor.adopt(generation.engine, generation.load)
-        self._repository.replace(generation.models)
-        self._describe(lost=tuple(generation.engine.lost))
-        self._lifecycle.to(State.READY if self._repository.whole else State.DEGRADED)
+    def _previous_ended(self, engine: EngineLife) -> None:
+        log.error("the previous engine, process %d, has exited", engine.pid)
+        self._dispatcher.engine_down(EngineLost("the engine exited; try again", retry_after_s=1), engine)
 
-    async def _drained(self, generation: EngineGeneration) -> None:
-        """Closes a generation once no request uses its models. No new request does."""
-        staying = {model.index for model in self.models}
-        leaving = [model.index for model in generation.models if model.index not in staying]
-        engine, started = generation.engine, time.perf_counter()
-        while engine.busy or any(map(self._pipeline.users, leaving)):  # noqa: ASYNC110  an event would cost every request
-            await asyncio.sleep(_POLL_S)
-        if engine.gone:
-            return
-        self._dispatcher.engine_leaves(engine)
-        passed = time.perf_counter() - started
-        log.info("the previous engine, process %d, drained in %.2f s", engine.pid, passed)
-        self.previous = None
-        await engine.close()
+    async def _close_drained(self, engine: EngineLife, models: Iterable[ModelIndex]) -> None:
+        """Closes the previous engine once no request uses its models. No new request does."""
+        started = time.perf_counter()
+        try:
+            while engine.busy or any(map(self._pipeline.users, models)):  # noqa: ASYNC110  an event would cost every request
+                await asyncio.sleep(_POLL_S)
+            self._dispatcher.engine_leaves(engine)
+            passed = time.perf_counter() - started
+            log.info("the previous engine, process %d, drained in %.2f s", engine.pid, passed)
+        finally:
+            await engine.close()
 
     def start(self) -> None:
         self._supervise()
 
     def _supervise(self) -> None:
-        self._supervision = asyncio.create_task(self._supervisor.run())
-        self._supervision.add_done_callback(self._supervision_ended)
+        """Starts engines of the current load. The server fails if not even a process can be started."""
+        self._spawn(self._supervisor.run(), partial(self.engine_failed, "cannot start the engine process; see the log"))
 
     def engine_up(self, engine: EngineLife) -> None:
         self._dispatch_to(engine, self.models)
@@ -261,10 +238,14 @@ class EngineSlot:
             self._prepared.cache_costs(engine.costs)
             self._prepared.cache_kernels()
             self._prepared = None
-        self._describe(lost=tuple(engine.lost))
-        if self._lifecycle.to(State.READY if self._repository.whole else State.DEGRADED):
+        if self._serves(engine):
             for listener in self.on_up:
                 listener(engine)
+
+    def _serves(self, engine: EngineLife) -> bool:
+        """Records the engine that serves; False if the server is ending."""
+        self._describe(lost=tuple(engine.lost))
+        return self._lifecycle.to(State.READY if self._repository.whole else State.DEGRADED)
 
     def engine_lost(self) -> None:
         for listener in self.on_end:
@@ -283,28 +264,20 @@ class EngineSlot:
 
     def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:  # noqa: ARG002
         """The supervisor has given up: starts an engine of another kind, or fails the server."""
-        self._choosing = self._spawn(self._choose_fallback(reason, crashed=crashed), partial(self._give_up, reason))
+        self._spawn(self._fall_back(reason, crashed=crashed), partial(self._give_up, reason))
 
-    async def _choose_fallback(self, reason: str, *, crashed: bool) -> None:
+    async def _fall_back(self, reason: str, *, crashed: bool) -> None:
         """Starts an engine of another kind, or fails the server. A thread hashes cached files of gigabytes."""
 
-        def prepared() -> PreparedLoad | None:
+        def prepare() -> PreparedLoad | None:
             choice = self._chooser.fallback(engine, reason, models, crashed=crashed)
             return None if choice is None else self._loads.prepare(choice)
 
         engine, models = self.choice.engine, tuple(self.models)
-        fallback = await asyncio.to_thread(prepared)
-        if fallback is not None:
-            self._start_fallback(fallback)
-        else:
+        prepared = await asyncio.to_thread(prepare)
+        if prepared is None:
             self._give_up(reason)
-
-    def _give_up(self, reason: str) -> None:
-        self._failed = True
-        self._lifecycle.fail(reason)
-        self._dispatcher.engine_down(EngineLost("the engine exited and cannot be restarted"))
-
-    def _start_fallback(self, prepared: PreparedLoad) -> None:
+            return
         choice = prepared.choice
         # A request that is being read refers to its model by index.
         indices = {model.name: model.index for model in self.models}
@@ -314,17 +287,9 @@ class EngineSlot:
         self._supervisor.set_load(prepared.load)
         self._supervise()
 
-    def _supervision_ended(self, task: asyncio.Task[None]) -> None:
-        """Fails the server if not even a process can be started."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("cannot start the engine", exc_info=error)
-            self.engine_failed("cannot start the engine process; see the log")
-
-    def _previous_ended(self, generation: EngineGeneration) -> None:
-        log.error("the previous engine, process %d, has exited", generation.engine.pid)
-        self._dispatcher.engine_down(EngineLost(_RETRY, retry_after_s=1), generation.engine)
-        self.previous = None
-        self._spawn(self._reap(generation.engine))
+    def _give_up(self, reason: str) -> None:
+        self._lifecycle.fail(reason)
+        self._dispatcher.engine_down(EngineLost("the engine exited and cannot be restarted"))
 
     def _dispatch_to(
         self,
@@ -346,23 +311,17 @@ class EngineSlot:
                 min_batch_gain=policy.min_batch_gain,
                 padded_to=engine.ready.padded_to,
             )
-            if taught is not None and model.index in taught:
+            if taught is not None:
                 own.inherit(taught[model.index])
-            _set(invariant, model.index, spec.batch_invariant)
-            _set(narrow, model.index, lanes > 1 and (spec.narrow or engine.apart))
-            _set(costs, model.index, own)
+            place = slice(model.index, model.index + 1)  # a new model's is the end of the lists
+            invariant[place] = [spec.batch_invariant]
+            narrow[place] = [lanes > 1 and (spec.narrow or engine.apart)]
+            costs[place] = [own]
         policy = replace(policy, batch_invariant=invariant, narrow=narrow, apart=engine.apart)
         self._dispatcher.engine_up(engine, costs, [model.index for model in models], policy)
 
     def _describe(self, **changes: object) -> None:
         self._repository.engine = msgspec.structs.replace(self.choice, **changes)
-
-    async def _reap(self, engine: EngineLife) -> None:
-        """Ends an engine, and removes its lanes once the outcome of each batch is known."""
-        await engine.close()
-        while engine.busy:  # noqa: ASYNC110  for a moment
-            await asyncio.sleep(_POLL_S)
-        self._dispatcher.engine_leaves(engine)
 
     def _spawn(self, work: Coroutine[Any, Any, None], failed: Callable[[], None] | None = None) -> asyncio.Task[None]:
         task = start(work, failed)
@@ -371,18 +330,6 @@ class EngineSlot:
         return task
 
     async def close(self) -> None:
-        if self._choosing is not None:
-            self._choosing.cancel()
-        if self._supervision is not None:
-            self._supervision.cancel()
-        if self._drain is not None:
-            self._drain.cancel()
-        if self.previous is not None:
-            await self.previous.engine.close()
-        await asyncio.gather(*filter(None, (self._supervision,)), *self._tasks, return_exceptions=True)
-
-
-def _set(values: list[T], index: int, value: T) -> None:
-    """Sets an element. A list that is too short is padded with the value."""
-    values.extend([value] * (index + 1 - len(values)))
-    values[index] = value
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -23,7 +23,6 @@ from serving.models import verified_dir
 from serving.models.bundle import warn_of_schema
 from serving.models.manifest import TOKENIZER
 from serving.models.statistics import VersionState
-from serving.rollout.engine_slot import EngineGeneration
 from serving.unawaited import start
 
 if TYPE_CHECKING:
@@ -198,8 +197,8 @@ class Versions:
             await slot.serving()
             if slot.choice.engine != choice.engine:
                 raise EngineLost("another engine serves since the swap began; try again", retry_after_s=_AGAIN_S)
-            models[position] = ServedModel.of(servable, next(slot.new_indices()), tokenizer)
-            slot.switch(EngineGeneration(engine, load, models))
+            models[position] = ServedModel.of(servable, slot.free_index(), tokenizer)
+            slot.switch(engine, load, models)
 
 
 def _passes(error: Exception) -> bool:

@@ -16,7 +16,7 @@ from serving.inference.dispatcher import Dispatcher
 from serving.lifecycle import Lifecycle, State
 from serving.rollout.engine_choice import Chooser
 from serving.rollout.engine_load import LoadBuilder
-from serving.rollout.engine_slot import EngineGeneration, EngineSlot, SlotState
+from serving.rollout.engine_slot import EngineSlot, SlotState
 from serving.scheduling.admission import AdmissionLimits
 from serving.scheduling.batcher import Policy
 from serving.settings import Settings
@@ -105,7 +105,7 @@ class Bench:
     async def switch(self) -> Life:
         slot = self.slot
         async with slot.turn(), slot.beside(slot.load) as engine:
-            slot.switch(EngineGeneration(engine, slot.load, list(slot.models)))
+            slot.switch(engine, slot.load, list(slot.models))
         return self.lives[-1]
 
 
