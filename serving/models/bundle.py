@@ -4,7 +4,7 @@ A bundle is untrusted input. `open_bundle` refuses it unless:
 
 - the manifest is well-formed,
 - the directory holds exactly the listed files, each a plain file with the listed size and SHA-256,
-- every artifact passes `artifact_scan` and matches the manifest.
+- every artifact passes `artifact_scan`.
 
 Nothing here needs an engine's library. `BundleWriter` makes a bundle visible in one step.
 """
@@ -24,13 +24,11 @@ from serving.models.staging_dir import StagedVersion
 from serving.models.verified_dir import UnverifiedError, digest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
     from serving.engine.specs import EngineBuild
-    from serving.models.artifact_scan import Tensor
     from serving.models.manifest import Artifact, Precision
-    from serving.records import TensorSpec
 
 log = logging.getLogger("bertserve")
 
@@ -138,28 +136,15 @@ def _verified(bundle: Bundle) -> Bundle:
 
 
 def check_artifact(path: Path, manifest: Manifest, build: EngineBuild | None) -> None:
-    """Compares a verified graph or, with `build`, a verified engine with the manifest; raises UnverifiedError."""
+    """Scans a graph or, with `build`, an engine whose digest is right; raises UnverifiedError."""
     try:
         if build is not None:
             check_plan_file(path, build)
         else:
-            _check_graph(path, manifest)
+            data = manifest.data_of(path.name)
+            check_model_file(path, None if data is None else data.file)
     except UnsafeArtifactError as error:
         raise UnverifiedError(f"{path.name} {error}") from error
-
-
-def _check_graph(path: Path, manifest: Manifest) -> None:
-    data = manifest.data_of(path.name)
-    graph = check_model_file(path, None if data is None else data.file)
-    _check_tensors(graph.inputs, manifest.inputs, "inputs")
-    _check_tensors(graph.outputs, manifest.outputs, "outputs")
-    if graph.vocabularies - {manifest.vocab_size}:
-        raise UnsafeArtifactError(f"has {max(graph.vocabularies)} tokens, but the manifest says {manifest.vocab_size}")
-
-
-def _check_tensors(tensors: Sequence[Tensor], specs: Sequence[TensorSpec], kind: str) -> None:
-    if [tuple(tensor) for tensor in tensors] != [(spec.name, spec.dtype, spec.shape) for spec in specs]:
-        raise UnsafeArtifactError(f"has {kind} that do not match the manifest")
 
 
 class BundleWriter(StagedVersion):

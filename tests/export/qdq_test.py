@@ -91,7 +91,7 @@ def test_each_product_with_a_matrix_takes_8_bits_around_0(graph: Path) -> None:
 
 def test_the_graph_may_lie_in_a_bundle(graph: Path) -> None:
     """Nothing in it is refused when a bundle is opened."""
-    assert check_model_file(graph).inputs[0][0] == "input_ids"
+    check_model_file(graph)
 
 
 def test_its_twin_answers_much_as_fp32_does(graph: Path) -> None:
