@@ -14,7 +14,7 @@ import sys
 
 from serving.children import end_with_parent
 
-STARTED = bytes((0, 0, 0, 0, 9, *bytes(11)))
+STARTED = bytes((0, 0, 0, 0, 7, *bytes(11)))
 """The frame STARTED of `wire`, written out because importing `wire` takes too long here."""
 
 

@@ -172,16 +172,11 @@ class EngineSlot:
             EngineLost: It ended before it was ready.
             TimeoutError: It took longer than `engine_start_s`.
         """
-
-        async def on_verified() -> None:
-            await asyncio.to_thread(self._loads.check_room, load)
-
         started = time.perf_counter()
         async with asyncio.timeout(self._settings.engine_start_s):
+            await asyncio.to_thread(self._loads.check_room, load)
             with IdlePriority(self._dispatcher) as priority:
-                engine = await self._start(
-                    load, self._settings.engine_hang_s, started=priority.follow, on_verified=on_verified
-                )
+                engine = await self._start(load, self._settings.engine_hang_s, started=priority.follow)
         passed = time.perf_counter() - started
         log.info("the new engine is warm after %.2f s, paused for %.2f s of them", passed, priority.paused_s)
         try:

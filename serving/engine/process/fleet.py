@@ -23,7 +23,7 @@ from serving.errors import EngineFailed, EngineLost
 from serving.unawaited import start
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     from serving.engine.base import Batch, BatchOutput, Done, EngineLoad
     from serving.engine.process.wire import Ready
@@ -38,23 +38,20 @@ async def start_engine(
     hang_s: float = 2.0,
     *,
     started: Callable[[int], None] = lambda _: None,
-    on_verified: Callable[[], Awaitable[None]] | None = None,
     crash_limit: int = 3,
     crash_window_s: float = 60.0,
     start_limit_s: float = START_LIMIT_S,
 ) -> EngineLife:
     """Starts one process, or one for each GPU of the load; arguments and errors as in `RemoteEngine.start`.
 
-    For several GPUs `on_verified` is awaited before any process starts, and `started` is not called. A GPU is given up
-    if its engine dies `crash_limit` times within the window, or is not ready in time.
+    For several GPUs `started` is not called. A GPU is given up if its engine dies `crash_limit` times within the
+    window, or is not ready in time.
     """
     if len(load.gpus) > 1:
-        if on_verified is not None:
-            await on_verified()
         return await RemoteFleet.start(
             load, hang_s, crash_limit=crash_limit, crash_window_s=crash_window_s, start_limit_s=start_limit_s
         )
-    return await RemoteEngine.start(load, hang_s, started=started, on_verified=on_verified)
+    return await RemoteEngine.start(load, hang_s, started=started)
 
 
 class RemoteFleet:

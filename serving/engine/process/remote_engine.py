@@ -23,7 +23,7 @@ from serving.host import can_busy_wait
 from serving.scheduling.cost import CostTable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from serving.engine.base import Batch, BatchOutput, Done
     from serving.scheduling.cost import CostPoint
@@ -43,8 +43,6 @@ _KILL_S = 5.0
 _SPIN_AHEAD_S, _SPIN_S = 0.0003, 0.001
 """How long before the expected result of a single text the event loop stops sleeping, and for how long at most, in
 seconds. To wake it, and the core that slept with it, takes 0.1 to 0.2 ms. See docs/benchmarks/decisions.md."""
-
-_ENDED_LOADING = "the engine process exited while loading"
 
 
 class EngineLife(Engine, Protocol):
@@ -123,7 +121,6 @@ class RemoteEngine:
         hang_s: float = 2.0,
         *,
         started: Callable[[int], None] = lambda _: None,
-        on_verified: Callable[[], Awaitable[None]] | None = None,
     ) -> RemoteEngine:
         """Starts a process and waits until its models are warm.
 
@@ -131,7 +128,6 @@ class RemoteEngine:
             load: The load command.
             hang_s: Seconds without a result after which a batch that was predicted to be short counts as hanging.
             started: Called with the process id once the process can be paused; it has done nothing yet.
-            on_verified: Awaited after the process has verified bundles, before it loads anything and needs memory.
 
         Raises:
             EngineFailed: The process refused to load; the message is for the operator.
@@ -158,7 +154,7 @@ class RemoteEngine:
         engine = cls(process, hang_s)
         engine._names = [model.name for model in load.models]
         try:
-            await engine._connect(ends, load, started, on_verified)
+            await engine._connect(ends, load, started)
         except BaseException as error:
             if not isinstance(error, EngineFailed):
                 process.kill()  # a paused process would not notice that its sockets close
@@ -168,13 +164,7 @@ class RemoteEngine:
             raise
         return engine
 
-    async def _connect(
-        self,
-        ends: list[socket.socket],
-        load: EngineLoad,
-        started: Callable[[int], None],
-        on_verified: Callable[[], Awaitable[None]] | None,
-    ) -> None:
+    async def _connect(self, ends: list[socket.socket], load: EngineLoad, started: Callable[[int], None]) -> None:
         loop = asyncio.get_running_loop()
         for end in ends:
             end.setblocking(False)
@@ -186,15 +176,11 @@ class RemoteEngine:
             )
             self._transports.append(transport)
             self._lanes.append(lane)
-        self._send(pack(Kind.LOAD, msgspec.json.encode(load)))
+        if not self._control.is_closing():  # uvloop fails to write then, and `answer` tells of the end
+            self._control.write(pack(Kind.LOAD, msgspec.json.encode(load)))
         await control.answer()  # STARTED
         started(self.pid)
         kind, payload = await control.answer()
-        if kind is Kind.VERIFIED:
-            if on_verified is not None:
-                await on_verified()
-            self._send(pack(Kind.PROCEED, b""))
-            kind, payload = await control.answer()
         if kind is Kind.REFUSED:
             refused = msgspec.json.decode(payload, type=Refused)
             raise EngineFailed(refused.message, passing=refused.passing)
@@ -205,12 +191,6 @@ class RemoteEngine:
         if ENGINES[self.ready.engine].spares_cpu and can_busy_wait():  # otherwise spinning would take others' CPUs
             for lane in self._lanes:
                 lane.expected_s = self._expected_s
-
-    def _send(self, frame: bytes) -> None:
-        """Sends a frame; raises EngineLost if the process has ended, since a closed transport drops frames."""
-        if self._control.is_closing():
-            raise EngineLost(_ENDED_LOADING)
-        self._control.write(frame)
 
     @property
     def costs(self) -> Sequence[Sequence[CostPoint]]:
@@ -297,7 +277,7 @@ class _Control(asyncio.Protocol):
         """Returns the next frame; raises EngineLost if the process ends first."""
         answer = await self._answers.get()
         if answer is None:
-            raise EngineLost(_ENDED_LOADING)
+            raise EngineLost("the engine process exited while loading")
         return answer
 
     def data_received(self, data: bytes) -> None:

@@ -6,8 +6,7 @@
                | for each array: dtype u32 (0 f32, 1 i32), ndim u32, dims u32[ndim], data[product]
     FAULT   := message, UTF-8, for the log
     STARTED := no payload, the first frame on the control socket
-    LOAD, READY, REFUSED := JSON, once each, on the control socket; between LOAD and READY, if bundles must be
-               verified first, VERIFIED from the engine and PROCEED from the server, without payload
+    LOAD, READY, REFUSED := JSON, once each, on the control socket
 
 Both ends are on one machine and from one build, so numbers are in native byte order. Each RUN is answered by exactly
 one RESULT or FAULT with the same batch number. Frames are packed by hand because ids and arrays are sent as they lie in
@@ -59,9 +58,7 @@ class Kind(IntEnum):
     LOAD = 4
     READY = 5
     REFUSED = 6
-    VERIFIED = 7
-    PROCEED = 8
-    STARTED = 9
+    STARTED = 7
 
 
 KINDS = {int(kind): kind for kind in Kind}

@@ -63,9 +63,6 @@ def main(descriptors: list[int], verify: Callable[[list[tuple[str, str]]], None]
     try:
         if load.bundles:
             verify(load.bundles)
-            # Only now may the process take memory for a model.
-            _until_the_end(lambda: control.send(pack(Kind.VERIFIED, b"")))
-            _until_the_end(control.receive)
         backend, ready = prepare(load)
     except BundleError as error:
         refused = Refused(str(error))
