@@ -221,9 +221,6 @@ class EngineSlot:
             await engine.close()
 
     def start(self) -> None:
-        self._supervise()
-
-    def _supervise(self) -> None:
         """Starts engines of the current load. The server fails if not even a process can be started."""
         self._spawn(self._supervisor.run(), partial(self.engine_failed, "cannot start the engine process; see the log"))
 
@@ -280,7 +277,7 @@ class EngineSlot:
         self._repository.engine = choice.summary()
         self._prepared = prepared
         self._supervisor.set_load(prepared.load)
-        self._supervise()
+        self.start()
 
     def _give_up(self, reason: str) -> None:
         self._lifecycle.fail(reason)
