@@ -41,8 +41,6 @@ from serving.rollout.engine_slot import EngineSlot
 from serving.rollout.versions import Versions
 from serving.scheduling.admission import AdmissionLimits
 from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
-from serving.scheduling.fifo import FifoScheduler
-from serving.scheduling.scheduler import Scheduler
 from serving.telemetry import catalogue
 from serving.telemetry.metrics import Metrics
 from serving.telemetry.recent import Recent
@@ -116,7 +114,6 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
             settings.max_queue_tokens, settings.default_timeout_ms, settings.max_timeout_ms, settings.max_bulk_tokens
         ),
         metrics,
-        scheduler=FifoScheduler if settings.scheduling == "fifo" else Scheduler,
     )
     cache = AnswerCache(settings.response_cache_mb << 20) if settings.response_cache_mb else None
     pipeline = Pipeline(
@@ -303,7 +300,6 @@ def _policy(settings: Settings, repository: Repository) -> Policy:
         prefetch_tokens=PREFETCH_TOKENS,
         min_batch_gain=settings.min_batch_gain,
         fairness=settings.fairness,
-        max_queue_delay_s=settings.max_queue_delay_ms / 1e3,
         bulk_share=settings.bulk_share,
         bulk_slice_s=settings.bulk_slice_ms / 1e3,
     )

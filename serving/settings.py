@@ -196,15 +196,9 @@ else:
 class Scheduling(_Group):
     """Order of requests, batches and deadlines."""
 
-    scheduling: Literal["deadline", "fifo"] = "deadline"
-    """Scheduling policy. `deadline`: earliest deadline first, with aging. `fifo`: first in, first out, limited by
-    `--max-batch-tokens` alone and without predictions, for comparisons."""
     max_batch_tokens: int = Field(1024, ge=16, le=1 << 20)
     """Maximum padded tokens per batch. Bounds how long one batch holds the engine: lower it for latency, raise it for
     throughput."""
-    max_queue_delay_ms: float = Field(0.0, ge=0, le=60_000)
-    """Maximum time that a batch waits to grow, in milliseconds, as far as deadlines allow. 0: a batch starts as soon as
-    the engine is free, which is best for latency."""
     min_batch_gain: float = Field(0.05, ge=0, le=0.9)
     """Minimum saving per text for which a batch is doubled, as a fraction. Raise it for latency, lower it for
     throughput."""

@@ -420,8 +420,6 @@ class _Simulation:
             return
         while (assignment := scheduler.next(self._now)) is not None:
             self._give(assignment)
-        if scheduler.wake_at is not None:
-            self._at(scheduler.wake_at, self._pump, None)
 
     def _collect(self, ended: tuple[Assignment, float]) -> None:
         """Handles a finished batch in the front end: starts the next one first, then sends the answers."""

@@ -165,9 +165,8 @@ class Dispatcher:
         limits: AdmissionLimits,
         observer: BatchObserver,
         clock: Callable[[], float] = time.perf_counter,
-        scheduler: type[Scheduler] = Scheduler,
     ) -> None:
-        self._scheduler = scheduler(policy, limits, lambda item: self._miss(item.owner))
+        self._scheduler = Scheduler(policy, limits, lambda item: self._miss(item.owner))
         self.admission = self._scheduler.admission
         self.admit, self.reserve = self.admission.admit, self.admission.reserve
         self._misses = {"queue": 0, "engine": 0, "finish": 0}
@@ -182,7 +181,6 @@ class Dispatcher:
         self._deadly = DeadlyTexts()
         self._requests: set[PendingRequest] = set()
         self._deadlines = DeadlineTimer()
-        self._wake: Deadline | None = None
 
     def missed(self, permit: Permit, where: str = "queue") -> DeadlineExceeded:
         """Counts a request whose deadline passed before its texts could be queued, or after the engine."""
@@ -373,10 +371,6 @@ class Dispatcher:
                 self._run(assignment, now)
         finally:
             self._pumping = False
-        if self._wake is not None:
-            self._wake.cancel()
-        wake_at = self._scheduler.wake_at
-        self._wake = None if wake_at is None else self._deadlines.at(wake_at, self._pump)
 
     def _run(self, assignment: Assignment, now: float) -> None:
         items = assignment.items

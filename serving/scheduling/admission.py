@@ -115,7 +115,7 @@ class Permit:
         `at_once`: whether a single text may start without being queued.
         """
         admission, predictor = self._admission, self._admission.predictor
-        if at_once and len(lengths) == 1 and predictor.idle and not predictor.policy.max_queue_delay_s:
+        if at_once and len(lengths) == 1 and predictor.idle:
             least_us, self.alone_us = predictor.alone_us(self.model, lengths[0])
             admission.take(self, lengths[0], None, now, least_us)
         else:
@@ -192,7 +192,6 @@ class Admission:
         limits: AdmissionLimits,
         *,
         jitter: Callable[[], float] = random.random,
-        refuses_late: bool = True,
     ) -> None:
         """Starts with nothing in flight.
 
@@ -203,7 +202,6 @@ class Admission:
         self.bulk = TokenPool(limits.max_bulk_tokens)
         self._limits = limits
         self._jitter = jitter
-        self._refuses_late = refuses_late
 
     def admit(
         self,
@@ -291,7 +289,7 @@ class Admission:
             pool.refusals["queue_full"] += 1
             held = f"{pool.in_flight} of {pool.capacity} tokens{_of(priority)} ({_flag(priority)})"
             raise self._overloaded(f"the queue is full: {held}; try again later", priority, now)
-        if demand is not None and self._refuses_late:
+        if demand is not None:
             least_us = demand.least_us
         if permit.deadline <= now:
             raise DeadlineExceeded("the deadline passed before the request was queued")
@@ -302,12 +300,11 @@ class Admission:
                 f"the deadline cannot be met: this request takes about {least_ms:.1f} ms on an idle server,"
                 f" and {max(0.0, permit.deadline - now) * 1e3:.1f} ms are left{permit.shortened}"
             )
-        if self._refuses_late and (behind_s := permit.behind_s(now)):
+        if behind_s := permit.behind_s(now):
             pool.refusals["predicted_late"] += 1
             raise self._overloaded(_LATE, priority, now, behind_s)
         if (
             demand is not None
-            and self._refuses_late
             and not predictor.is_early(demand, priority, deadline, now)
             and not predictor.idle
             and predictor.finish_at(demand, priority, deadline, now) > deadline

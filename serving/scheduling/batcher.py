@@ -69,7 +69,6 @@ class Policy:
             disconnects or more urgent work arrives.
         min_batch_gain: Share by which a text must get cheaper in a batch of twice the size.
         fairness: A text may be overtaken for this multiple of its own cost.
-        max_queue_delay_s: Time that a batch that could grow waits for more texts; 0 for none.
         apart: Lanes are GPUs: the wide lane is another name of the first narrow one, and does not block the others.
         bulk_share: Minimum share of device time for waiting bulk work.
         bulk_slice_s: Maximum time of a bulk batch while other requests arrive; a single text may always run.
@@ -82,7 +81,6 @@ class Policy:
     prefetch_tokens: int = 0
     min_batch_gain: float = 0.05
     fairness: float = 6.0
-    max_queue_delay_s: float = 0.0
     apart: bool = False
     bulk_share: float = 0.05
     bulk_slice_s: float = 0.008
@@ -97,7 +95,6 @@ class Assignment(msgspec.Struct, frozen=True):
         padding: Tokens of padding.
         given_at: When the lane got it, in seconds.
         predicted_us: Predicted time that it holds the lane.
-        could_grow: Whether only the lack of texts limits its size.
         bulk: The share of its time for bulk work.
     """
 
@@ -108,7 +105,6 @@ class Assignment(msgspec.Struct, frozen=True):
     padding: int
     given_at: float
     predicted_us: float
-    could_grow: bool = False
     bulk: float = 0.0
 
 
@@ -158,7 +154,7 @@ def choose(
     if idle and queue.items == 1:
         alone_us = model_costs.batch_us(WIDE, head.tokens, 1)
         bulk = float(head.priority == BULK)
-        return Assignment(WIDE, [head], head.tokens, head.tokens, 0, now, alone_us, not head.alone, bulk)
+        return Assignment(WIDE, [head], head.tokens, head.tokens, 0, now, alone_us, bulk)
     together = policy.batch_invariant[head.model]
     if on_wide or len(load) == 1 or _belongs_to_the_wide_lane(head, policy, model_costs, now, idle=idle):
         most = MAX_LOOKED_AT if together else 1
@@ -262,25 +258,17 @@ def _batch(  # noqa: PLR0917  two callers with everything at hand
         size = _grown(candidates, longest, heads, free, costs, lane, begin, policy.min_batch_gain)
         while size > 1 and costs.batch_us(lane, longest[size - 1], size) > most_us:
             size -= 1
-    could_grow = left is None and not head.alone and size == len(candidates)
-    return assigned(lane, candidates[:size], longest[size - 1], policy, costs, now, could_grow=could_grow)
+    return assigned(lane, candidates[:size], longest[size - 1], policy, costs, now)
 
 
 def assigned(
-    lane: int,
-    batch: Sequence[WorkItem],
-    padded_length: int,
-    policy: Policy,
-    costs: ModelCosts,
-    now: float,
-    *,
-    could_grow: bool = False,
+    lane: int, batch: Sequence[WorkItem], padded_length: int, policy: Policy, costs: ModelCosts, now: float
 ) -> Assignment:
     tokens = sum([item.tokens for item in batch])
     padding = padded_length * len(batch) - tokens if policy.batch_invariant[batch[0].model] else 0
     predicted_us = costs.batch_us(lane, padded_length, len(batch))
     bulk = float(batch[0].priority == BULK)
-    return Assignment(lane, batch, tokens, padded_length, padding, now, predicted_us, could_grow, bulk)
+    return Assignment(lane, batch, tokens, padded_length, padding, now, predicted_us, bulk)
 
 
 def _candidates(

@@ -33,7 +33,6 @@ class WorkItem(msgspec.Struct, eq=False):
         priority: Its class; smaller always goes first.
         key: Its position within the class, in seconds; smaller goes first. It never changes.
         deadline: When its answer becomes useless, in seconds.
-        queued: When it was queued, in seconds.
         least_us: Its minimum cost; with less time left, it is not worth starting.
         work_us: Its probable work on the device, for predictions.
         order: Decides between equal keys.
@@ -51,7 +50,6 @@ class WorkItem(msgspec.Struct, eq=False):
     priority: int = DEFAULT_PRIORITY
     key: float = 0.0
     deadline: float = float("inf")
-    queued: float = 0.0
     least_us: float = 0.0
     work_us: int = 0
     order: int = -1

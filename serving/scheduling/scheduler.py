@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from serving.scheduling.admission import AdmissionLimits, Permit
     from serving.scheduling.batcher import Policy
     from serving.scheduling.cost import ModelCosts
-    from serving.scheduling.load_predictor import Demand
     from serving.scheduling.queue import WorkItem, WorkQueue
 
 _LATELY_S = 5.0
@@ -46,10 +45,7 @@ class Scheduler:
         admission: Admits requests.
         online_us: Device time of batches other than bulk work, in microseconds.
         bulk_us: The same for bulk work.
-        wake_at: When `next` must be called even without an event; None for never.
     """
-
-    _refuses_late = True
 
     def __init__(
         self,
@@ -62,8 +58,7 @@ class Scheduler:
         self.predictor = LoadPredictor(policy)
         self.queue = self.predictor.queue
         self.bulk = self.predictor.bulk
-        self.admission = Admission(self.predictor, limits, jitter=jitter, refuses_late=self._refuses_late)
-        self.wake_at: float | None = None
+        self.admission = Admission(self.predictor, limits, jitter=jitter)
         self.online_us = self.bulk_us = 0.0
         self._owed_us = 0.0
         self._last_online = -_LATELY_S
@@ -147,12 +142,11 @@ class Scheduler:
         demand = permit.demand
         if demand is None:
             raise ValueError("the permit has not been confirmed")
-        key = self._key(demand, permit.due, now)
+        key = self.predictor.key(demand, permit.due, now)
         for item in items:
             item.priority = permit.priority
             item.key = key
             item.deadline = permit.due
-            item.queued = now
         if len(items) == 1:
             first.least_us, first.work_us = demand.least_us, int(demand.work_us) + 1
         else:
@@ -197,7 +191,6 @@ class Scheduler:
 
     def next(self, now: float) -> Assignment | None:
         """The next batch to run, taken out of the queue and counted on its lane; None if nothing can start."""
-        self.wake_at = None
         predictor = self.predictor
         if self._tried is not None:
             return None
@@ -221,10 +214,6 @@ class Scheduler:
         if assignment is None:
             return None
         own = assignment.items
-        # Bulk work whose turn has come does not wait for more texts: what it holds up would wait with it.
-        may_wait = head is None or own[0].priority != BULK
-        if may_wait and self._waits_for_company(assignment, now):
-            return None
         if bulk is not None and own[0].priority != BULK:
             begin = max(now, predictor.lanes.free_at[assignment.lane])
             costs = predictor.costs[own[0].model]
@@ -314,9 +303,6 @@ class Scheduler:
         if self.bulk.items:
             self._owed_us += (1 - bulk) * us * share / (1 - share)
 
-    def _key(self, demand: Demand, deadline: float, now: float) -> float:
-        return self.predictor.key(demand, deadline, now)
-
     def _start(self, assignment: Assignment, now: float) -> Assignment:
         lane, lanes = assignment.lane, self.predictor.lanes
         lanes.load[lane] += assignment.tokens
@@ -324,15 +310,3 @@ class Scheduler:
         self._held_bulk[lane] += assignment.bulk * assignment.predicted_us
         lanes.free_at[lane] = max(now, lanes.free_at[lane]) + assignment.predicted_us / 1e6
         return assignment
-
-    def _waits_for_company(self, assignment: Assignment, now: float) -> bool:
-        """Whether a batch that could grow has time to wait for more texts, if throughput is preferred to latency."""
-        if not self.policy.max_queue_delay_s or not assignment.could_grow:
-            return False
-        items = assignment.items
-        latest = min([item.deadline for item in items]) - 2 * assignment.predicted_us / 1e6
-        until = min(min([item.queued for item in items]) + self.policy.max_queue_delay_s, latest)
-        if until <= now:
-            return False
-        self.wake_at = until
-        return True

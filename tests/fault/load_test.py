@@ -20,7 +20,6 @@ from loadtest.cli import HELD, IMPOSSIBLE, MISSED, main
 from loadtest.generator.closed_loop import Lane, connect, one_by_one
 from loadtest.generator.messages import messages
 from loadtest.generator.probe import Probe
-from loadtest.generator.scenario import Phase
 from loadtest.report.sample import percentile
 from tests.support.clients import get
 from tests.support.open_loop import EVEN, RATE, SECONDS, measured, target_of
@@ -270,18 +269,3 @@ def test_the_very_requests_of_a_run_are_simulated(
     assert told["fates"] == {"answered": len(requests.intended)}
     assert told["p50_ms"] >= 20
     assert told["compute_ms"] >= 20
-
-
-@pytest.mark.slow
-def test_the_baseline_answers_whom_we_refuse(serve: Callable[..., Server]) -> None:
-    """Far more than a deadline allows: ours refuses at once; first come, first served lets everybody wait in vain."""
-    options = (*SLOW, "--default-timeout-ms", "200", "--max-batch-tokens", "16")
-    found = {}
-    for kind in ("deadline", "fifo"):
-        server = serve(*options, "--scheduling", kind)
-        phases = (Phase(0.8, 1, 1),)
-        drive(target_of(server, "http"), WORKLOAD, phases, 300.0, 5)
-        found[kind] = get(server.metrics, "/status").json()["admission"]
-    assert found["deadline"]["refusals"]["predicted_late"] > 100
-    assert found["fifo"]["refusals"] == {"queue_full": 0, "predicted_late": 0, "hopeless": 0, "not_ready": 0}
-    assert found["fifo"]["deadline_misses"]["queue"] > 100

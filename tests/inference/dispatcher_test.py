@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import gc
 import sys
 import weakref
@@ -23,21 +22,18 @@ from serving.errors import (
     NotReady,
     Overloaded,
 )
-from serving.inference.dispatcher import Dispatcher
 from serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
-from serving.scheduling.admission import AdmissionLimits, Permit
+from serving.scheduling.admission import Permit
 from tests.support.costs import constant, model_costs
 from tests.support.dispatching import (
     BATCHED,
     NAN,
-    POLICY,
     RAISES,
     SIZE,
     SPECS,
     TEXT_BY_TEXT,
     Bench,
     ScriptedEngine,
-    Sizes,
     answer,
     costs,
     dispatcher,
@@ -52,7 +48,7 @@ from tests.support.virtual_time import VirtualLoop, now, virtually
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.inference.dispatcher import PendingRequest
+    from serving.inference.dispatcher import Dispatcher, PendingRequest
 
 
 def inline(faults: dict[int, Fault] | None = None, threads: int = 1) -> Dispatcher:
@@ -316,22 +312,6 @@ async def test_what_is_too_late_when_its_turn_comes_is_not_computed() -> None:
     assert await rows(fine) == [[4, 20]]
     assert bench.dispatcher.load().misses == {"queue": 1, "engine": 0, "finish": 0}
     bench.assert_nothing_is_left()
-
-
-@virtually
-async def test_a_batch_that_waits_for_company_starts_by_itself() -> None:
-    """When its delay has passed, though nothing else happens."""
-    policy = dataclasses.replace(POLICY, max_queue_delay_s=0.25)
-    engine = ScriptedEngine(1)
-    delayed = Dispatcher(policy, AdmissionLimits(1 << 20), Sizes(), now)
-    delayed.engine_up(engine, costs())
-    tasks = [asyncio.create_task(run_request(delayed, BATCHED, [text(number)], now() + 60)) for number in (1, 2)]
-    await asyncio.sleep(0.2)
-    assert engine.started == []
-    await asyncio.sleep(0.1)
-    assert [len(batch.texts) for batch in engine.started] == [2]
-    engine.finish()
-    assert [await rows(task) for task in tasks] == [[[1, 1]], [[2, 1]]]
 
 
 @virtually

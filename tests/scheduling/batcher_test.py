@@ -14,7 +14,7 @@ from tests.support.fuzzing import each, sizes
 from tests.support.schedulers import items as made
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from serving.scheduling.cost import ModelCosts
 
@@ -277,15 +277,6 @@ def test_the_time_that_a_lane_still_works_counts() -> None:
         lanes = Lanes([0, 64, 300], [0.0, free_at_ms * MILLISECOND, 0.0])
         found = choose(queue, lanes, Policy(1024, [True], [True], 64, 72), [known], 0.0)
         assert found is None or len(found.items) == size
-
-
-@pytest.mark.parametrize(
-    ("cost", "could_grow"), [(constant(100), True), (per_token(100), False)], ids=["pays", "does not pay"]
-)
-def test_a_batch_says_whether_it_wants_company(cost: Callable[[int, int], float], *, could_grow: bool) -> None:
-    """It does if it took all that waits; not if it stopped for another reason."""
-    queue, _ = queued(40, 40, 40)
-    assert pick(queue, ONE_LANE, model_costs(cost)).could_grow is could_grow
 
 
 def test_a_batch_knows_what_it_computes_in_vain() -> None:

@@ -11,7 +11,6 @@ from serving.errors import BulkOverloaded, DeadlineExceeded
 from serving.records import BULK, DEFAULT_PRIORITY
 from serving.scheduling.admission import AdmissionLimits, Permit
 from serving.scheduling.batcher import WIDE, Policy
-from serving.scheduling.fifo import FifoScheduler
 from serving.scheduling.scheduler import Scheduler
 from tests.support.costs import constant, model_costs, per_token
 from tests.support.fuzzing import each, sizes
@@ -31,12 +30,11 @@ def scheduler(
     narrow: Callable[[int, int], float] | None = None,
     *,
     lanes: int = 1,
-    kind: type[Scheduler] = Scheduler,
     limits: AdmissionLimits | None = None,
     **options: Any,
 ) -> Scheduler:
     policy = Policy(1024, batch_invariant=[True], narrow=[narrow is not None], group_tokens=64, **options)
-    made = kind(policy, limits or AdmissionLimits(1 << 20), lambda _: None, jitter=lambda: 0.0)
+    made = Scheduler(policy, limits or AdmissionLimits(1 << 20), lambda _: None, jitter=lambda: 0.0)
     made.engine_up(lanes, [model_costs(cost, narrow, narrow_lanes=lanes - 1, group_tokens=64)])
     return made
 
@@ -157,17 +155,6 @@ def test_what_runs_of_bulk_work_is_not_owed_once_more() -> None:
     assert (second.lane != first.lane, list(second.items)) == (True, own[:1])
 
 
-def test_bulk_work_waits_for_no_company_while_others_wait() -> None:
-    """Where batches do: its turn has come, and the device would only stand idle."""
-    made = scheduler(constant(1000), bulk_slice_s=0.0001, max_queue_delay_s=0.02)
-    (due,), own = bulk(made, 20), submit(made, 20)
-    made._owed_us = due.work_us
-    first = began(made, 0.0)
-    assert list(first.items) == [due]
-    assert made.next(end(made, first)) is None
-    assert list(began(made, 0.02).items) == own
-
-
 def test_lanes_that_come_and_go_leave_nothing_owed() -> None:
     """An engine with other lanes joins while bulk work runs: once that has ended, none of it counts as running."""
     made = scheduler(per_token(25, 300), per_token(30, 300), lanes=3)
@@ -238,23 +225,6 @@ def test_what_is_cancelled_or_put_back_keeps_its_queue() -> None:
     assert (made.queue.items, made.bulk.items) == (1, 1)
     made.cancel([extra])
     assert (made.queue.items, made.bulk.items) == (1, 0)
-
-
-def test_first_come_first_served_serves_bulk_work_last() -> None:
-    """The baseline knows no share."""
-    made, running = busy(constant(1000), kind=FifoScheduler)
-    waiting, (own,) = bulk(made, 8, 8), submit(made, 8)
-    first = began(made, end(made, running))
-    assert list(first.items) == [own]
-    assert list(began(made, end(made, first)).items) == waiting
-
-
-def test_first_come_first_served_goes_on_with_bulk_work_behind_what_is_late() -> None:
-    """Nothing else would start it: the engine is idle, and who dropped the late text comes back with no event."""
-    made, running = busy(constant(1000), kind=FifoScheduler)
-    submit(made, 8, timeout=0.0005)
-    waiting = bulk(made, 8)
-    assert list(began(made, end(made, running)).items) == waiting
 
 
 def shares(seed: int, *, lanes: int, share: float, windows: int = 5, batches: int = 200) -> list[float]:

@@ -211,39 +211,6 @@ def test_no_text_starves_however_many_shorter_ones_arrive() -> None:
     assert 6 * 0.032 <= now < 2.5 * 6 * 0.032
 
 
-def delayed(cost: Callable[[int, int], float] = TEN_MS) -> Scheduler:
-    """A scheduler for throughput: a batch waits 50 ms for company."""
-    policy = Policy(max_batch_tokens=64, batch_invariant=[True], narrow=[False], max_queue_delay_s=0.05)
-    return one_lane(cost, policy)
-
-
-def test_a_batch_may_wait_for_company() -> None:
-    """As long as its first text has waited less than the delay."""
-    scheduler = delayed()
-    request = submit(scheduler, 8) + submit(scheduler, 8, now=0.04)
-    assert scheduler.next(0.04) is None
-    assert scheduler.wake_at == pytest.approx(0.05)
-    batch = began(scheduler, 0.05)
-    assert list(batch.items) == request
-    assert scheduler.wake_at is None
-
-
-def test_a_full_batch_does_not_wait() -> None:
-    """Eight texts of eight tokens are the whole budget, and a ninth waits behind them."""
-    scheduler = delayed()
-    submit(scheduler, *[8] * 9)
-    assert len(began(scheduler, 0.0).items) == 8
-
-
-def test_a_deadline_ends_the_waiting() -> None:
-    """Twice its own cost before it passes."""
-    scheduler = delayed()
-    submit(scheduler, 8, timeout=0.04)
-    assert scheduler.next(0.0) is None
-    assert scheduler.wake_at == pytest.approx(0.02)
-    assert scheduler.next(0.02) is not None
-
-
 class Arrival(NamedTuple):
     at_ms: int
     lengths: tuple[int, ...]
@@ -264,7 +231,6 @@ class Replay:
             narrow=[narrow and seed % 5 > 1, narrow],
             group_tokens=64,
             prefetch_tokens=72,
-            max_queue_delay_s=(0.0, 0.004)[seed % 7 == 3],
         )
         self.scheduler = Scheduler(self.policy, AdmissionLimits(1 << 20), self.drop, jitter=lambda: 0.0)
         self.scheduler.engine_up(lanes, [self.costs(model, lanes) for model in (0, 1)])
@@ -334,10 +300,7 @@ class Replay:
     def start(self) -> None:
         while (assignment := self.scheduler.next(self.now)) is not None:
             self.begin(assignment)
-        if self.scheduler.wake_at is not None:
-            assert self.scheduler.wake_at > self.now
-            self.at(self.scheduler.wake_at, lambda: None)
-        elif self.scheduler.waiting:
+        if self.scheduler.waiting:
             assert any(self.scheduler.lanes.load), "something waits and nothing runs"
 
     def begin(self, assignment: Assignment) -> None:

@@ -224,7 +224,6 @@ def worlds(draw: st.DrawFn) -> tuple[Device, Policy, list[Arrival]]:
         narrow=[narrow_lanes > 0],
         group_tokens=64,
         prefetch_tokens=72,
-        max_queue_delay_s=draw(st.sampled_from([0.0, 0.003])),
     )
     lengths = st.lists(st.integers(1, 300), min_size=1, max_size=4).map(tuple)
     timeouts, classes = st.sampled_from([0.002, 0.02, 2.0]), st.sampled_from([0, 4])
