@@ -110,9 +110,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     # The path of a request: scheduling, inference.
     dispatcher = Dispatcher(
         _policy(settings, repository),
-        AdmissionLimits(
-            settings.max_queue_tokens, settings.default_timeout_ms, settings.max_timeout_ms, settings.max_bulk_tokens
-        ),
+        AdmissionLimits(settings.max_queue_tokens, settings.default_timeout_ms, settings.max_timeout_ms),
         metrics,
     )
     cache = AnswerCache(settings.response_cache_mb << 20) if settings.response_cache_mb else None
@@ -298,10 +296,6 @@ def _policy(settings: Settings, repository: Repository) -> Policy:
         narrow=[spec.narrow for spec in specs],
         group_tokens=GROUP_TOKENS,
         prefetch_tokens=PREFETCH_TOKENS,
-        min_batch_gain=settings.min_batch_gain,
-        fairness=settings.fairness,
-        bulk_share=settings.bulk_share,
-        bulk_slice_s=settings.bulk_slice_ms / 1e3,
     )
 
 

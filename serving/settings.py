@@ -199,12 +199,6 @@ class Scheduling(_Group):
     max_batch_tokens: int = Field(1024, ge=16, le=1 << 20)
     """Maximum padded tokens per batch. Bounds how long one batch holds the engine: lower it for latency, raise it for
     throughput."""
-    min_batch_gain: float = Field(0.05, ge=0, le=0.9)
-    """Minimum saving per text for which a batch is doubled, as a fraction. Raise it for latency, lower it for
-    throughput."""
-    fairness: float = Field(6.0, ge=0, le=1000)
-    """Maximum time for which later texts may overtake a text, as a multiple of its own cost. Prevents starvation.
-    0: FIFO."""
     default_timeout_ms: int = Field(2000, ge=1, le=3_600_000)
     """Deadline of requests that set none, in milliseconds. An expensive request gets three times its predicted cost if
     that is more; bulk work gets none."""
@@ -311,15 +305,6 @@ class Processes(_Group):
 class Bulk(_Group):
     """Bulk work (priority 4), and files and jobs of the Batches API."""
 
-    max_bulk_tokens: int = Field(524_288, ge=16, le=1 << 30)
-    """Maximum tokens of bulk work in flight, apart from `--max-queue-tokens`. Further bulk requests are rejected with
-    429."""
-    bulk_share: float = Field(0.05, ge=0, le=0.9)
-    """Minimum share of the device's time for waiting bulk work, as a fraction. Bulk work also gets the time that other
-    requests leave."""
-    bulk_slice_ms: float = Field(8.0, gt=0, le=60_000)
-    """Maximum duration of a bulk batch while other requests arrive, in milliseconds. Those wait for it: lower it for
-    tail latency. A single text always runs."""
     batch_dir: Path | None = None
     """Directory for files and jobs of `/v1/files` and `/v1/batches`. Only one server may use it. Unset: both APIs are
     off."""

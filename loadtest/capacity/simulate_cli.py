@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,6 @@ _OVERHEADS = tuple(name for name in Overhead.__struct_fields__ if name.endswith(
 _REQUESTS = 20_000
 _MIN_S = 5.0
 _CURVE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1)
-_MAX_SHARE = 0.9
 
 
 @dataclass(slots=True, frozen=True)
@@ -67,15 +66,8 @@ class SimulateOptions:
         overhead = _overhead(arguments, table)
         bulk = parse_mix(arguments.bulk, "--bulk") if arguments.bulk else None
         world = World.of(table, overhead, arguments.max_batch_tokens, arguments.seed, bulk)
-        policy = replace(
-            world.policy,
-            min_batch_gain=arguments.min_batch_gain,
-            fairness=arguments.fairness,
-            bulk_share=arguments.bulk_share,
-            bulk_slice_s=arguments.bulk_slice_ms / 1e3,
-        )
         mix = {} if arguments.replay else parse_mix(arguments.tokens, "--tokens")
-        return cls(arguments, table, replace(world, policy=policy), mix)
+        return cls(arguments, table, world, mix)
 
     def run(self, rate: float) -> Figures:
         """Simulates a rate."""
@@ -125,11 +117,9 @@ def _check(arguments: argparse.Namespace) -> None:
             raise BenchError(f"--out {arguments.out}: must end in {' or '.join(_SUFFIXES)}")
         if arguments.out.suffix != ".json":
             check_installed("jinja2", "matplotlib")
-    check_above_zero(arguments, "rate", "duration", "timeout_ms", "slo_p99_ms", "bulk_slice_ms")
+    check_above_zero(arguments, "rate", "duration", "timeout_ms", "slo_p99_ms")
     if arguments.front_processes < 1:
         raise BenchError(f"--front-processes must be 1 or more, not {arguments.front_processes}")
-    if not 0 <= arguments.bulk_share <= _MAX_SHARE:
-        raise BenchError(f"--bulk-share must be 0 to {_MAX_SHARE:g}, not {arguments.bulk_share:g}")
     if arguments.find_capacity and arguments.slo_p99_ms is None:
         raise BenchError("--find-capacity needs --slo-p99-ms: capacity is the highest rate that meets it")
     if arguments.replay and (arguments.find_capacity or arguments.rate or arguments.tokens):
@@ -167,13 +157,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--timeout-ms", type=float, default=2000.0, help="Deadline of every request, in ms (default: 2000).")
     add("--max-batch-tokens", type=int, default=1024, help="Maximum padded tokens per batch (default: 1024).")
-    add(
-        "--min-batch-gain", type=float, default=0.05, help="Minimum saving per text for a larger batch (default: 0.05)."
-    )
-    add("--fairness", type=float, default=6.0, help="Maximum overtaking, in multiples of a text's cost (default: 6).")
     add("--bulk", metavar="MIX", help="Text lengths of a saturating bulk job beside the load.")
-    add("--bulk-share", type=float, default=0.05, help="Minimum share of the device for bulk work (default: 0.05).")
-    add("--bulk-slice-ms", type=float, default=8.0, help="Maximum duration of a bulk batch, in ms (default: 8).")
     add("--front-processes", type=int, default=1, metavar="N", help="Front processes, as in serve (default: 1).")
     for name, what in (
         ("receive", "Server time per request"),

@@ -272,7 +272,6 @@ class _Simulation:
             batched=policy.batch_invariant[_MODEL],
             max_batch_tokens=policy.max_batch_tokens,
             group_tokens=policy.group_tokens,
-            min_batch_gain=policy.min_batch_gain,
         )
         self._scheduler = Scheduler(policy, AdmissionLimits(max_queue_tokens), self._drop, jitter=lambda: 0.0)
         self._scheduler.engine_up(1 + device.narrow_lanes, [costs])
@@ -411,9 +410,9 @@ class _Simulation:
             if assignment is not None:
                 self._give(assignment)
             else:
-                self._pump(None)
+                self._pump()
 
-    def _pump(self, _: object) -> None:
+    def _pump(self) -> None:
         """Starts all batches that can start."""
         scheduler = self._scheduler
         if not scheduler.waiting:
@@ -426,7 +425,7 @@ class _Simulation:
         assignment, compute_us = ended
         occupied_us = self._scheduler.done(assignment, self._now)
         self._scheduler.learn(assignment, compute_us, occupied_us)
-        self._pump(None)
+        self._pump()
         for item in assignment.items:
             request = _request(item)
             request.missing -= 1

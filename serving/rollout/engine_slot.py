@@ -300,7 +300,6 @@ class EngineSlot:
                 batched=spec.batch_invariant,
                 max_batch_tokens=policy.max_batch_tokens,
                 group_tokens=policy.group_tokens,
-                min_batch_gain=policy.min_batch_gain,
                 padded_to=engine.ready.padded_to,
             )
             if taught is not None:

@@ -30,6 +30,9 @@ DEADLINE_COST_FACTOR = 3.0
 
 _LATE = "overloaded: the answer would miss the deadline; try again later"
 
+_MAX_BULK_TOKENS = 1 << 19
+"""Maximum tokens of bulk work in flight."""
+
 _MIN_RETRY_S = 0.02
 """Minimum time to retry, so that the situation can change."""
 
@@ -42,13 +45,11 @@ class AdmissionLimits:
         max_queue_tokens: Maximum tokens in flight, without bulk work.
         default_timeout_ms: Timeout of requests without one; longer if their predicted cost needs it.
         max_timeout_ms: Maximum timeout of requests other than bulk work.
-        max_bulk_tokens: Maximum tokens of bulk work in flight.
     """
 
     max_queue_tokens: int
     default_timeout_ms: float = 30_000.0
     max_timeout_ms: float = 60_000.0
-    max_bulk_tokens: int = 1 << 19
 
 
 class TokenPool:
@@ -199,7 +200,7 @@ class Admission:
         """
         self.predictor = predictor
         self.online = TokenPool(limits.max_queue_tokens)
-        self.bulk = TokenPool(limits.max_bulk_tokens)
+        self.bulk = TokenPool(_MAX_BULK_TOKENS)
         self._limits = limits
         self._jitter = jitter
 
@@ -282,12 +283,12 @@ class Admission:
         predictor, deadline, priority, pool = self.predictor, permit.due, permit.priority, permit.pool
         if tokens > pool.capacity:
             raise InvalidRequest(
-                f"the request has about {tokens} tokens{_of(priority)}; the maximum is {pool.capacity}"
-                f" ({_flag(priority)}): send fewer per request"
+                f"the request has about {tokens} tokens{_of(priority)}; the maximum is"
+                f" {pool.capacity}{_flag(priority)}: send fewer per request"
             )
         if pool.in_flight - permit.tokens + tokens > pool.capacity:
             pool.refusals["queue_full"] += 1
-            held = f"{pool.in_flight} of {pool.capacity} tokens{_of(priority)} ({_flag(priority)})"
+            held = f"{pool.in_flight} of {pool.capacity} tokens{_of(priority)}{_flag(priority)}"
             raise self._overloaded(f"the queue is full: {held}; try again later", priority, now)
         if demand is not None:
             least_us = demand.least_us
@@ -329,7 +330,7 @@ def _of(priority: int) -> str:
 
 
 def _flag(priority: int) -> str:
-    return "--max-bulk-tokens" if priority == BULK else "--max-queue-tokens"
+    return "" if priority == BULK else " (--max-queue-tokens)"
 
 
 def _least_lengths(sizes: Sequence[int], longest: int | None) -> list[int]:

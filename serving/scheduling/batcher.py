@@ -4,7 +4,7 @@ The first item decides. A single item runs on the wide lane, which has the lowes
 the narrow lanes, which have a higher throughput, unless the cost table favors batches on the wide lane. A model that is
 loaded only once runs on the wide lane.
 
-A batch takes texts of the first one's bucket. It grows while doublings make a text cheaper by `min_batch_gain` each,
+A batch takes texts of the first one's bucket. It grows while doublings make a text cheaper by `MIN_BATCH_GAIN` each,
 within the budget of padded tokens. It never breaks a deadline that the smaller batch would keep: of a text in it, of
 one left behind, or at the head of another bucket.
 
@@ -67,11 +67,7 @@ class Policy:
         prefetch_tokens: A narrow lane with fewer tokens than this takes more, as does one with a single group of up to
             twice `group_tokens`. Both are small, because a lane computes what it was given even if the client
             disconnects or more urgent work arrives.
-        min_batch_gain: Share by which a text must get cheaper in a batch of twice the size.
-        fairness: A text may be overtaken for this multiple of its own cost.
         apart: Lanes are GPUs: the wide lane is another name of the first narrow one, and does not block the others.
-        bulk_share: Minimum share of device time for waiting bulk work.
-        bulk_slice_s: Maximum time of a bulk batch while other requests arrive; a single text may always run.
     """
 
     max_batch_tokens: int
@@ -79,11 +75,7 @@ class Policy:
     narrow: Sequence[bool]
     group_tokens: int = 0
     prefetch_tokens: int = 0
-    min_batch_gain: float = 0.05
-    fairness: float = 6.0
     apart: bool = False
-    bulk_share: float = 0.05
-    bulk_slice_s: float = 0.008
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -255,7 +247,7 @@ def _batch(  # noqa: PLR0917  two callers with everything at hand
         heads = [other for other in queue.heads() if other is not head]
         if left is not None:
             heads.append(left)
-        size = _grown(candidates, longest, heads, free, costs, lane, begin, policy.min_batch_gain)
+        size = _grown(candidates, longest, heads, free, costs, lane, begin)
         while size > 1 and costs.batch_us(lane, longest[size - 1], size) > most_us:
             size -= 1
     return assigned(lane, candidates[:size], longest[size - 1], policy, costs, now)
@@ -304,7 +296,6 @@ def _grown(
     costs: ModelCosts,
     lane: int,
     begin: float,
-    gain: float,
 ) -> int:
     """The size of the batch: doubled up to `free`, and further while its texts get cheaper by enough.
 
@@ -333,7 +324,7 @@ def _grown(
                 or any(end + item.least_us / 1e6 <= item.deadline < later + item.least_us / 1e6 for item in behind)
             ):
                 break
-        if larger <= free or is_worthwhile(us, size, larger_us, larger, gain):
+        if larger <= free or is_worthwhile(us, size, larger_us, larger):
             size, us = larger, larger_us
         smaller, end = larger, later
     return size

@@ -40,6 +40,9 @@ _WIDE_MUST_CARRY = 0.8
 """Maximum cost of a text on the wide lane, relative to the narrow ones, for batches to prefer the wide lane. Narrow
 lanes also let a short text start sooner, and a warm-up on a busy machine is no reason to give that up."""
 
+MIN_BATCH_GAIN = 0.05
+"""Minimum saving per text for which a batch is doubled, as a fraction."""
+
 _KEPT_ANSWERS = 8192
 
 GROUP_TOKENS: Mapping[str, int] = {"openvino": 256}
@@ -141,11 +144,11 @@ class CostTable:
             answer = self._answers[tokens, batch] = self._computed(tokens, batch)
         return answer
 
-    def worthwhile(self, tokens: int, most: int, gain: float) -> int:
-        """The size up to which each doubling lowers the cost per text by at least `gain`; at most `most`."""
+    def worthwhile(self, tokens: int, most: int) -> int:
+        """The size up to which each doubling lowers the cost per text enough; at most `most`."""
         size, larger = 1, 2
         while larger <= most:
-            if is_worthwhile(self.batch_us(tokens, size), size, self.batch_us(tokens, larger), larger, gain):
+            if is_worthwhile(self.batch_us(tokens, size), size, self.batch_us(tokens, larger), larger):
                 size = larger
             larger *= 2
         return size
@@ -163,10 +166,10 @@ class CostTable:
         return _at(self.tokens, column, tokens)
 
 
-def is_worthwhile(small_us: float, small: int, large_us: float, large: int, gain: float) -> bool:
-    """Whether a larger batch costs less per text, by `gain` for each doubling, or in proportion for less than one."""
+def is_worthwhile(small_us: float, small: int, large_us: float, large: int) -> bool:
+    """Whether a text gets cheaper in a larger batch by `MIN_BATCH_GAIN` a doubling; less in proportion for less."""
     doublings = (large - small) / small if large < 2 * small else (large // small).bit_length() - 1
-    return large_us * small <= small_us * large * (1 - gain) ** doublings
+    return large_us * small <= small_us * large * (1 - MIN_BATCH_GAIN) ** doublings
 
 
 def _at(points: Sequence[int], values: Sequence[float], x: int) -> float:
@@ -256,7 +259,6 @@ class ModelCosts:
         batched: bool = True,
         max_batch_tokens: int = 1024,
         group_tokens: int = 0,
-        min_batch_gain: float = 0.05,
         padded_to: Sequence[int] = (),
     ) -> None:
         """Builds the tables from measurements, at least one of them of the wide lane.
@@ -280,7 +282,6 @@ class ModelCosts:
         least = {bucket_index(point.tokens): GROUP_TOKENS.get(point.library, 0) for point in points if batched}
         groups = [max(group_tokens, least.get(bucket, 0)) for bucket in range(len(BUCKETS) + 1)]
         self._group_tokens = [min(tokens, max_batch_tokens) for tokens in groups]
-        self._gain = min_batch_gain
         self._shares: dict[int, tuple[float, int, bool]] = {}
 
     def batch_us(self, lane: int, tokens: int, batch: int) -> float:
@@ -352,11 +353,11 @@ class ModelCosts:
 
     def _computed_share(self, tokens: int) -> tuple[float, int, bool]:
         most = max(1, self._max_batch_tokens // tokens) if self._batched else 1
-        size = self.wide.worthwhile(tokens, most, self._gain)
+        size = self.wide.worthwhile(tokens, most)
         wide = self.wide.batch_us(tokens, size) / size
         if self.narrow is None:
             return wide, size, True
-        group = max(1, self.group_tokens(tokens) // tokens, self.narrow.worthwhile(tokens, most, self._gain))
+        group = max(1, self.group_tokens(tokens) // tokens, self.narrow.worthwhile(tokens, most))
         if self._carries_more(tokens, size, group):
             return wide, size, True
         return self.narrow.batch_us(tokens, group) / group / self._narrow_lanes, group, False

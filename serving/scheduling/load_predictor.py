@@ -30,6 +30,14 @@ _CAUTION = 1.2
 work. Without it, one accepted request in twenty was late at twice the load."""
 
 
+FAIRNESS = 6.0
+"""Later texts may overtake a text for this multiple of its own cost. From 1 to 10, at 0.6 of the capacity, p99 of all
+texts grows from 63 to 70 ms, and p99 of short ones falls from 47 to 28 ms."""
+
+BULK_SHARE = 0.05
+"""Minimum share of device time for waiting bulk work."""
+
+
 class Demand(msgspec.Struct, frozen=True):
     """The work of a request, in microseconds.
 
@@ -96,14 +104,14 @@ class LoadPredictor:
     def key(self, demand: Demand, deadline: float, now: float) -> float:
         """A request's position within its class. It is static: aging follows from later requests having larger keys."""
         cost_s = demand.cost_us / 1e6
-        return min(deadline - cost_s, now + self.policy.fairness * cost_s)
+        return min(deadline - cost_s, now + FAIRNESS * cost_s)
 
     def is_early(self, demand: Demand, priority: int, deadline: float, now: float) -> bool:
         """Whether the deadline is kept even behind all present work: faster to compute than `finish_at`."""
         waiting_us = self.queue.backlog.total_us + self.expected_us
         if priority == BULK:
             waiting_us += self.bulk.backlog.total_us
-        own_us = demand.busy_us + self.policy.fairness * demand.cost_us
+        own_us = demand.busy_us + FAIRNESS * demand.cost_us
         free_at = self.lanes.free_at if self.back_at is None else [self.back_at]
         latest = max(now, *free_at) if free_at else now
         return now + _CAUTION * (latest - now + self._slowness(priority) * (waiting_us + own_us) / 1e6) <= deadline
@@ -136,7 +144,7 @@ class LoadPredictor:
 
     def _slowness(self, priority: int) -> float:
         """The slowdown of other work by the share of bulk work."""
-        return 1 / (1 - self.policy.bulk_share) if self.bulk.items and priority != BULK else 1.0
+        return 1 / (1 - BULK_SHARE) if self.bulk.items and priority != BULK else 1.0
 
     def _occupied_s(self, now: float) -> float:
         """Seconds until the device has finished its running work, or is back: for narrow lanes, on average."""

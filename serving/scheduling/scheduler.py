@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from serving.records import BULK
 from serving.scheduling.admission import Admission
 from serving.scheduling.batcher import WIDE, Assignment, Lanes, assigned, choose, filled
-from serving.scheduling.load_predictor import LoadPredictor
+from serving.scheduling.load_predictor import BULK_SHARE, LoadPredictor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from serving.scheduling.batcher import Policy
     from serving.scheduling.cost import ModelCosts
     from serving.scheduling.queue import WorkItem, WorkQueue
+
+_BULK_SLICE_US = 8000.0
+"""Maximum time of a bulk batch while other requests arrive, which wait for it; a single text may always run."""
 
 _LATELY_S = 5.0
 """After this time without other requests, bulk work uses the device without limits."""
@@ -64,7 +67,6 @@ class Scheduler:
         self._last_online = -_LATELY_S
         self._drop = drop
         self._held: list[float] = []
-        self._held_bulk: list[float] = []
         self._freed: list[float] = []
         self._suspects: deque[WorkItem] = deque()
         self._tried: Assignment | None = None
@@ -96,7 +98,6 @@ class Scheduler:
         """An engine with this number of lanes takes batches from now on; the first lane is the wide one."""
         self.predictor.lanes = Lanes.idle(lanes)
         self._held = [0.0] * lanes
-        self._held_bulk = [0.0] * lanes
         self._freed = [0.0] * lanes
         self.predictor.costs = costs
         self.predictor.back_at = self._tried = None
@@ -118,7 +119,7 @@ class Scheduler:
         load = self.lanes.load
         del load[lanes:]
         load.extend([0] * (lanes - len(load)))
-        for times in (self.lanes.free_at, self._held, self._held_bulk, self._freed):
+        for times in (self.lanes.free_at, self._held, self._freed):
             del times[lanes:]
             times.extend([0.0] * (lanes - len(times)))
 
@@ -204,7 +205,7 @@ class Scheduler:
             assignment = choose(
                 self.bulk,
                 *state,
-                most_us=math.inf if alone else 1e6 * predictor.policy.bulk_slice_s,
+                most_us=math.inf if alone else _BULK_SLICE_US,
                 on_wide=head is None and not alone and not predictor.policy.apart,
             )
         elif head is not None:
@@ -217,7 +218,7 @@ class Scheduler:
         if bulk is not None and own[0].priority != BULK:
             begin = max(now, predictor.lanes.free_at[assignment.lane])
             costs = predictor.costs[own[0].model]
-            assignment = filled(assignment, self.bulk, self.queue, begin, self._due_us, predictor.policy, costs)
+            assignment = filled(assignment, self.bulk, self.queue, begin, self._owed_us, predictor.policy, costs)
             self.bulk.remove(assignment.items[len(own) :])
         self._queue_of(own[0]).remove(own)
         return self._start(assignment, now)
@@ -230,9 +231,8 @@ class Scheduler:
         lanes.load[lane] -= assignment.tokens
         if lanes.load[lane]:
             self._held[lane] = max(0.0, self._held[lane] - assignment.predicted_us)
-            self._held_bulk[lane] = max(0.0, self._held_bulk[lane] - assignment.bulk * assignment.predicted_us)
         else:
-            self._held[lane] = self._held_bulk[lane] = 0.0
+            self._held[lane] = 0.0
         lanes.free_at[lane] = now + self._held[lane] / 1e6
         occupied_us = (now - max(assignment.given_at, self._freed[lane])) * 1e6
         self._freed[lane] = now
@@ -276,17 +276,16 @@ class Scheduler:
         return self._tried
 
     # The share of bulk work. While it waits, it is owed a part of the time that other work takes of the device. Once
-    # that is enough for a batch, nothing else starts before it. Time that it takes is subtracted; idle time that it
-    # uses is free, except for one batch, which delays its next turn slightly.
+    # that is enough for a batch, nothing else starts before it. A batch is charged its predicted time when it starts,
+    # and the rest when it ends. Idle time that it uses is free, except for one batch, which delays its next turn
+    # slightly.
 
     def _is_due(self, bulk: WorkItem) -> bool:
-        enough_us = min(1e6 * self.policy.bulk_slice_s, self.bulk.backlog.total_us)
-        return self._due_us >= max(enough_us, bulk.work_us)
+        return self._owed_us >= max(min(_BULK_SLICE_US, self.bulk.backlog.total_us), bulk.work_us)
 
-    @property
-    def _due_us(self) -> float:
-        """Device time that bulk work is owed beyond what runs."""
-        return self._owed_us - sum([self._device_us(lane, us) for lane, us in enumerate(self._held_bulk)])
+    def _charge(self, assignment: Assignment, us: float) -> None:
+        own_us = assignment.bulk * self._device_us(assignment.lane, us)
+        self._owed_us = max(self._owed_us - own_us, -_BULK_SLICE_US)
 
     def _device_us(self, lane: int, us: float) -> float:
         """Time of the whole device that corresponds to time of a lane."""
@@ -294,19 +293,19 @@ class Scheduler:
         return us if lanes == 1 or (lane == WIDE and not policy.apart) else us / (lanes - 1)
 
     def _count(self, assignment: Assignment, occupied_us: float) -> None:
-        share, bulk = self.policy.bulk_share, assignment.bulk
-        us = self._device_us(assignment.lane, occupied_us)
+        bulk, us = assignment.bulk, self._device_us(assignment.lane, occupied_us)
         self.bulk_us += bulk * us
         self.online_us += (1 - bulk) * us
         if bulk:
-            self._owed_us = max(self._owed_us - bulk * us, -1e6 * self.policy.bulk_slice_s)
+            self._charge(assignment, occupied_us - assignment.predicted_us)
         if self.bulk.items:
-            self._owed_us += (1 - bulk) * us * share / (1 - share)
+            self._owed_us += (1 - bulk) * us * BULK_SHARE / (1 - BULK_SHARE)
 
     def _start(self, assignment: Assignment, now: float) -> Assignment:
         lane, lanes = assignment.lane, self.predictor.lanes
         lanes.load[lane] += assignment.tokens
         self._held[lane] += assignment.predicted_us
-        self._held_bulk[lane] += assignment.bulk * assignment.predicted_us
+        if assignment.bulk:
+            self._charge(assignment, assignment.predicted_us)
         lanes.free_at[lane] = max(now, lanes.free_at[lane]) + assignment.predicted_us / 1e6
         return assignment

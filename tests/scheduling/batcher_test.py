@@ -298,7 +298,6 @@ def situations(draw: st.DrawFn) -> tuple[WorkQueue, Lanes, Policy, list[ModelCos
         narrow=[lanes > 1 and next(numbers) % 2 == 0, lanes > 1],
         group_tokens=next(numbers) % 65,
         prefetch_tokens=next(numbers) % 73,
-        min_batch_gain=(0.0, 0.1, 0.3)[next(numbers) % 3],
     )
     known = [
         model_costs(
