@@ -155,21 +155,12 @@ class _Engine(_Group):
     )
     threads: int | None = Field(None, ge=1, le=256)
     """CPU cores for the engine. Unset: all that CPU affinity and the container's quota allow."""
-    engine_nice: int = Field(10, ge=0, le=19)
-    """Nice value added to CPU worker threads that run batches. Keeps the front end responsive under overload. The
-    thread for single texts is exempt, unless it is the only one."""
     cache_dir: Path | None = None
     """Directory for this node's data: proofs, TensorRT engines, measured batch costs and exports of `--model-id`.
     Unset: nothing is kept, except exports in `~/.cache/bertserve`."""
     cpu_fallback: bool = False
-    """Fall back to the CPU after `--engine-crash-limit` crashes of a GPU engine. The server's state is then `degraded`.
+    """Fall back to the CPU if a GPU engine crashes three times within a minute. The server's state is then `degraded`.
     Off: the server exits."""
-    engine_crash_limit: int = Field(3, ge=1, le=100_000)
-    """Maximum engine crashes within `--engine-crash-window-s`. At the limit the engine is not restarted. On a CPU with
-    `--engine auto`, `ort-cpu` replaces `cpu` (state `degraded`). A GPU engine needs `--cpu-fallback`. If no engine is
-    left, the server exits."""
-    engine_crash_window_s: float = Field(60.0, gt=0, le=86_400)
-    """Time window of `--engine-crash-limit`, in seconds."""
     engine_start_s: float = Field(600.0, ge=1, le=86_400)
     """Maximum engine start-up time, in seconds. A slower engine is killed and given up. A restart may take ten times
     the previous start-up time, but at least 60 s and at most this value."""

@@ -67,7 +67,7 @@ class T4Benchmark(Benchmark):
         """A server whose engine sleeps as long as a table says."""
         alone, *batches = ((texts, point["ms"]) for texts, point in published(table, _TOKENS).items())
         longer = ",".join(f"{texts}:{ms}" for texts, ms in batches)
-        options = ("--fake-ms", str(alone[1]), "--fake-batch-ms", longer, "--engine", "fake", "--engine-nice", "0")
+        options = ("--fake-ms", str(alone[1]), "--fake-batch-ms", longer, "--engine", "fake")
         # One thread makes one lane, as on a GPU.
         return self.server(*options, threads=1)
 

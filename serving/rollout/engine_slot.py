@@ -99,15 +99,14 @@ class EngineSlot:
         self._lifecycle = lifecycle
         self._repository = choice.repository
         self._repository.engine = choice.summary()
-        limits: dict[str, Any] = {
-            "crash_limit": settings.engine_crash_limit,
-            "crash_window_s": settings.engine_crash_window_s,
-            "start_limit_s": settings.engine_start_s,
-        }
-        self._start = partial(start, **limits)
+        self._start = partial(start, start_limit_s=settings.engine_start_s)
         self._prepared: PreparedLoad | None = loads.prepare(choice)
         self._supervisor = Supervisor(
-            self._prepared.load, self, hang_s=settings.engine_hang_s, start=self._start, **limits
+            self._prepared.load,
+            self,
+            hang_s=settings.engine_hang_s,
+            start=self._start,
+            start_limit_s=settings.engine_start_s,
         )
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()

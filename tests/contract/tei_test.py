@@ -181,7 +181,7 @@ def test_empty_texts(tei: Callable[..., Any], tasks_server: Server) -> None:
 
 def test_health_while_the_server_starts(serve: Callable[..., Server]) -> None:
     """It is 503 with TEI's body until the server is ready."""
-    fails = ("--engine", "fake", "--fake-faults", "101:exit", "--engine-crash-limit", "1")
+    fails = ("--engine", "fake", "--fake-faults", "101:exit")
     server = serve(*fails, env=SLOW_ENGINES, cold=True, wait_ready=False)
     statuses = set()
     while server.process.poll() is None:

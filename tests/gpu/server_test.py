@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.gpu
 
-KILLS = 50
+KILLS = 2
+"""An engine is given up at its third crash within a minute."""
 READY_AGAIN_S = 60.0
 
 
@@ -31,8 +32,7 @@ READY_AGAIN_S = 60.0
 def server(machine: Machine, bundle: Bundle, proven: Path) -> Iterator[Server]:
     """One that takes the best engine that this GPU has."""
     assert machine.gpus
-    options = ("--cache-dir", str(proven), "--engine-crash-limit", "1000")
-    with Server(bundle.path.parents[1], *options) as running:
+    with Server(bundle.path.parents[1], "--cache-dir", str(proven)) as running:
         yield running
 
 
@@ -49,7 +49,7 @@ def test_it_runs_on_the_card_and_says_so(server: Server, machine: Machine) -> No
     assert embed(server) == 200
 
 
-def test_fifty_kills_in_a_row(server: Server, machine: Machine) -> None:
+def test_kills_in_a_row(server: Server, machine: Machine) -> None:
     """Each time another process serves, and the GPU's memory is where it was."""
     assert embed(server) == 200
     free = discovery.look().free_bytes[0]

@@ -160,9 +160,9 @@ class Server:
             models = light_repository()
         ports = {name: 0 if wait_ready else free_port() for name in ("http", "grpc", "metrics")}
         self._command = command(
-            # Tests run side by side: an engine that gave way to the processes of another one would start late, and the
-            # usual deadline of two seconds can pass on a machine that stands still, or a batch seem to hang.
-            *("--lame-duck-s", "0", "--engine-nice", "0", "--engine-hang-s", "60", *PATIENT),
+            # Tests run side by side: the usual deadline of two seconds can pass on a machine that stands still, or a
+            # batch seem to hang.
+            *("--lame-duck-s", "0", "--engine-hang-s", "60", *PATIENT),
             *(() if models is None else ("--models", str(models))),
             *[word for name, port in ports.items() for word in (f"--{name}-port", str(port))],
             *(tls.options() if tls else ()),

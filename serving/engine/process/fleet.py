@@ -38,19 +38,15 @@ async def start_engine(
     hang_s: float = 2.0,
     *,
     started: Callable[[int], None] = lambda _: None,
-    crash_limit: int = 3,
-    crash_window_s: float = 60.0,
     start_limit_s: float = START_LIMIT_S,
 ) -> EngineLife:
     """Starts one process, or one for each GPU of the load; arguments and errors as in `RemoteEngine.start`.
 
-    For several GPUs `started` is not called. A GPU is given up if its engine dies `crash_limit` times within the
-    window, or is not ready in time.
+    For several GPUs `started` is not called. A GPU is given up if its engine dies three times within a minute, or is not
+    ready in time.
     """
     if len(load.gpus) > 1:
-        return await RemoteFleet.start(
-            load, hang_s, crash_limit=crash_limit, crash_window_s=crash_window_s, start_limit_s=start_limit_s
-        )
+        return await RemoteFleet.start(load, hang_s, start_limit_s=start_limit_s)
     return await RemoteEngine.start(load, hang_s, started=started)
 
 
@@ -60,9 +56,7 @@ class RemoteFleet:
     apart = True
     ready: Ready
 
-    def __init__(
-        self, load: EngineLoad, hang_s: float, *, crash_limit: int, crash_window_s: float, start_limit_s: float
-    ) -> None:
+    def __init__(self, load: EngineLoad, hang_s: float, *, start_limit_s: float) -> None:
         self.lanes: Sequence[LaneKind] = [LaneKind.WIDE, *[LaneKind.NARROW] * len(load.gpus)]
         self.on_end: Callable[[], None] = lambda: None
         self.on_lost: Callable[[], None] = lambda: None
@@ -73,13 +67,7 @@ class RemoteFleet:
         self._members = [_Member(self, gpu) for gpu in load.gpus]
         self._tasks = []
         for index, member in enumerate(self._members):
-            supervisor = Supervisor(
-                *(for_one_gpu(load, index), member),
-                crash_limit=crash_limit,
-                crash_window_s=crash_window_s,
-                hang_s=hang_s,
-                start_limit_s=start_limit_s,
-            )
+            supervisor = Supervisor(for_one_gpu(load, index), member, hang_s=hang_s, start_limit_s=start_limit_s)
             lost = partial(member.engine_failed, "starting its engine failed; see the log")
             self._tasks.append(start(member.keep(supervisor), lost))
 
@@ -89,8 +77,6 @@ class RemoteFleet:
         load: EngineLoad,
         hang_s: float = 2.0,
         *,
-        crash_limit: int = 3,
-        crash_window_s: float = 60.0,
         start_limit_s: float = START_LIMIT_S,
     ) -> RemoteFleet:
         """Starts a process on each GPU and waits until the first of them is warm.
@@ -98,7 +84,7 @@ class RemoteFleet:
         Raises:
             EngineFailed: None of them loads; the message is the first one's.
         """
-        fleet = cls(load, hang_s, crash_limit=crash_limit, crash_window_s=crash_window_s, start_limit_s=start_limit_s)
+        fleet = cls(load, hang_s, start_limit_s=start_limit_s)
         try:
             await fleet._first
         except BaseException:
