@@ -275,9 +275,7 @@ def _show(metrics: Metrics, server: Server, log_writer: LogWriter) -> None:
     metrics.read(catalogue.CONNECTIONS_LIMIT, lambda: {port: float(each.limit) for port, each in limiters.items()})
     metrics.read(
         catalogue.CONNECTIONS_REFUSED,
-        lambda: {
-            (port, reason): float(count) for port, each in limiters.items() for reason, count in each.refused.items()
-        },
+        lambda: {(port, "full"): float(each.refused) for port, each in limiters.items()},
     )
     metrics.read(
         catalogue.CONNECTIONS_DISPLACED, lambda: {port: float(each.displaced) for port, each in limiters.items()}

@@ -205,21 +205,12 @@ class Requests(_Group):
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
     """Policy for unknown fields in a request. `ignore`: answer, and list them in `X-Ignored-Fields`. `refuse`: reject
     the request with 400 or 422, also for documented fields that this server does not use."""
-    accept_bare_ids: bool = False
-    """Accept token IDs without special tokens on `/v1/embeddings`, and add those. The IDs must be the model's own."""
     accept_token_ids: Annotated[str, _like(f"{_CL100K}=.+", f"must look like {_CL100K}=PATH or {_CL100K}")] = ""
     """Accept token IDs of OpenAI's tokenizer on `/v1/embeddings`, and decode them to text. `cl100k_base=PATH`: the
     encoding file as tiktoken stores it. `cl100k_base`: the copy in `TIKTOKEN_CACHE_DIR`. Nothing is downloaded."""
     response_cache_mb: int = Field(0, ge=0, le=1_048_576)
     """Size of the response cache, in MiB. Its keys are token IDs and model version. Requests for the same text share
     one computation. A swap of version or engine clears it. 0: no cache."""
-
-    @field_validator("accept_token_ids")
-    @classmethod
-    def _of_one_tokenizer(cls, value: str, info: ValidationInfo) -> str:
-        if value and info.data.get("accept_bare_ids"):
-            raise ValueError("cannot be combined with --accept-bare-ids")
-        return value
 
 
 class Limits(_Group):
@@ -228,23 +219,15 @@ class Limits(_Group):
     max_queue_tokens: int = Field(524_288, ge=16, le=1 << 30)
     """Maximum tokens in flight. Further requests are rejected with 429, as are requests that would miss their
     deadline."""
-    max_client_batch_size: int = Field(32, ge=1, le=65_536, validate_default=True)
-    """Maximum inputs per request on the text routes (`/embed`, `/rerank` and others without a version)."""
-    max_openai_batch_size: int = Field(2048, ge=1, le=65_536, validate_default=True)
-    """Maximum inputs per request on `/v1` and in the formats of Cohere and Jina."""
-    max_v2_batch_size: int = Field(128, ge=1, le=65_536, validate_default=True)
-    """Maximum inputs per request on `/v2` and gRPC."""
+    max_client_batch_size: int = Field(2048, ge=1, le=65_536, validate_default=True)
+    """Maximum inputs per request."""
     body_limit_bytes: int = Field(4 << 20, ge=1024, le=1 << 30, validate_default=True)
     """Maximum size of a request body or gRPC message, in bytes."""
     buffer_limit_mb: int | None = Field(None, ge=1, le=1 << 20)
     """Maximum memory for request bodies and unread replies of all connections, in MiB. One connection may use half of
     it. Further requests are rejected with 503. Unset: 64, or four times `--body-limit-bytes` if that is more."""
-    header_limit_bytes: int = Field(16_384, ge=1024, le=1 << 20)
-    """Maximum size of a request's line and headers, in bytes."""
-    header_limit_count: int = Field(100, ge=8, le=10_000)
-    """Maximum number of headers per request."""
 
-    @field_validator("max_client_batch_size", "max_openai_batch_size", "max_v2_batch_size", "body_limit_bytes")
+    @field_validator("max_client_batch_size", "body_limit_bytes")
     @classmethod
     def _names_itself(cls, value: int, info: ValidationInfo) -> int:
         return Limit(value, flag_of(info.field_name or ""))
@@ -268,18 +251,11 @@ class Limits(_Group):
 class Connections(_Group):
     """Timeouts and limits of HTTP and gRPC connections."""
 
-    header_timeout_s: float = Field(5.0, gt=0, le=3600)
-    """Maximum time to receive a request's headers, in seconds."""
-    body_timeout_s: float = Field(10.0, gt=0, le=3600)
-    """Maximum time to receive a request's body, in seconds."""
     keep_alive_s: float = Field(75.0, gt=0, le=3600)
     """Idle timeout of HTTP connections, in seconds."""
     max_connections: int | None = Field(None, ge=1, le=60_000)
     """Maximum open connections, HTTP and gRPC together. At the limit, a new connection replaces the one that has been
     idle longest; if none is idle, it is rejected. Unset: what the limit of open files allows, up to 10,000."""
-    max_connections_per_peer: int = Field(0, ge=0, le=60_000)
-    """Maximum open connections per client address (per /64 network for IPv6). 0: no limit, because behind a proxy all
-    clients share one address."""
     max_connection_age_s: float = Field(300.0, ge=0, le=86_400)
     """Maximum age of a connection, in seconds, with 10% jitter. The client is then asked to reconnect (GOAWAY or
     `Connection: close`), so that new replicas get their share. 0: no limit."""

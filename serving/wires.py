@@ -16,6 +16,7 @@ from serving.http.app_context import AppContext
 from serving.http.listener import HttpListener
 from serving.http.middleware import known_hosts
 from serving.lifecycle import REPLY_GRACE_S
+from serving.net.connection import Port
 from serving.net.observer import RequestObserver
 from serving.oip.service import SERVER_VERSION, V2Service
 from serving.security.keys import ApiKeys
@@ -198,8 +199,8 @@ def _tls(settings: Settings, files: FileWatch, renew: Callable[[], Awaitable[Non
     certificate, key = settings.tls_cert_file, settings.tls_key_file
     if certificate is None or key is None:
         return None
-    goodbye_s = max(MIN_GOODBYE_S, settings.body_timeout_s)
-    tls = Tls(certificate, key, settings.tls_client_ca_file, settings.header_timeout_s, goodbye_s)
+    goodbye_s = max(MIN_GOODBYE_S, Port.body_timeout_s)
+    tls = Tls(certificate, key, settings.tls_client_ca_file, Port.header_timeout_s, goodbye_s)
     expiry = tls.expires_at()
 
     async def reload() -> str:

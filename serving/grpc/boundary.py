@@ -204,7 +204,7 @@ def _parse(call: Call, data: bytes, trace: RequestTrace | None) -> Message:
 
 
 def _check_fields(call: Call, data: bytes) -> None:
-    most = _MAX_FIELDS + call.connection.port.settings.max_v2_batch_size
+    most = _MAX_FIELDS + call.connection.port.settings.max_client_batch_size
     if has_more_fields(data, call.head.method.kind, most):
         raise InvalidRequest(f"the message has more than {most} fields; pack numbers, or send raw contents")
 

@@ -271,7 +271,7 @@ class Call(msgspec.Struct, eq=False):
             self._taken.set_result(None)
 
     def tick(self, seconds: float) -> None:
-        stream, limit_s = self.stream, self.connection.port.settings.body_timeout_s
+        stream, limit_s = self.stream, self.connection.port.body_timeout_s
         if stream.closed:
             return
         if stream.unsent is not None:
@@ -282,7 +282,7 @@ class Call(msgspec.Struct, eq=False):
         elif not (stream.ended or stream.wanted or self.idle):  # otherwise it waits for its answer or a grant
             self._waited_s += seconds
             if self._waited_s > limit_s:
-                self.refuse(SlowRequest(f"the call's message did not arrive within {limit_s:g} s (--body-timeout-s)"))
+                self.refuse(SlowRequest(f"the call's message did not arrive within {limit_s:g} s"))
 
     def _wait_for_window(self) -> None:
         """Counts the held-back part of a reply, and keeps the trailers until `sent`.

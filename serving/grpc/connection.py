@@ -9,6 +9,7 @@ from serving.grpc.h2 import DataReceived, DataSent, ErrorCode, H2Connection, Lim
 from serving.net.connection import Connection, Port
 from serving.net.connection_limiter import PeerDebts, peer_of
 from serving.net.lingering_close import unsent_bytes
+from serving.net.requests import MAX_HEADER_BYTES, MAX_HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -63,8 +64,8 @@ class GrpcPort(Port["GrpcConnection"]):
         self.record_error, self.keys, self.observer = record_error, keys, observer
         self.large_body_lock = asyncio.Lock()
         self.limits = limits = Limits(
-            header_bytes=settings.header_limit_bytes,
-            header_fields=settings.header_limit_count,
+            header_bytes=MAX_HEADER_BYTES,
+            header_fields=MAX_HEADERS,
             granted_bytes=_GRANTED_MESSAGES * settings.body_limit_bytes,
         )
         self.debts = PeerDebts(limits.credit, limits.credit_per_s)
@@ -223,7 +224,7 @@ class GrpcConnection(Connection[GrpcPort]):
 
     def tick(self, seconds: float) -> None:
         """Also renews the credit, and ends streams that have taken too long."""
-        h2, settings = self.h2, self.port.settings
+        h2, port = self.h2, self.port
         self._handle(h2.renew(seconds))
         if h2.pending:
             self._pause()
@@ -235,10 +236,10 @@ class GrpcConnection(Connection[GrpcPort]):
         if h2.finished:
             return
         super().tick(seconds)
-        if not h2.greeted and self._stalled_s > settings.header_timeout_s:
+        if not h2.greeted and self._stalled_s > port.header_timeout_s:
             self.abort()
             return
-        if h2.partial and self._stalled_s > settings.body_timeout_s:
+        if h2.partial and self._stalled_s > port.body_timeout_s:
             self._handle(h2.terminate(ErrorCode.PROTOCOL_ERROR, "a frame or header block that does not end"))
         for handler in self._handlers():
             handler.tick(seconds)

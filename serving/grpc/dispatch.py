@@ -20,7 +20,7 @@ from serving.errors import (
 from serving.grpc.call_kinds import BidirectionalCall, UnaryCall
 from serving.grpc.calls import Call, CallHead, Method
 from serving.grpc.connection import GrpcPort
-from serving.net.requests import gathered
+from serving.net.requests import MAX_HEADER_BYTES, MAX_HEADERS, gathered
 from serving.security.keys import refusal
 
 if TYPE_CHECKING:
@@ -80,10 +80,10 @@ class CallDispatch(GrpcPort):
         self, headers: Headers, route: str, values: Mapping[bytes, bytes]
     ) -> CallHead | BertserveError:
         settings, keys = self.settings, self.keys
-        if headers.size > settings.header_limit_bytes:
-            return HeadersTooLarge(f"the metadata exceeds {settings.header_limit_bytes} bytes (--header-limit-bytes)")
-        if headers.count > settings.header_limit_count:
-            return HeadersTooLarge(f"more than {settings.header_limit_count} headers (--header-limit-count)")
+        if headers.size > MAX_HEADER_BYTES:
+            return HeadersTooLarge(f"the metadata exceeds {MAX_HEADER_BYTES} bytes")
+        if headers.count > MAX_HEADERS:
+            return HeadersTooLarge(f"more than {MAX_HEADERS} headers")
         if (method := self.methods.get(route)) is None:
             method = route_not_found(values.get(b":path", b"").decode("latin-1"), "unknown method")
         body_limit = settings.body_limit_bytes

@@ -506,8 +506,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
             self._timer = None
         self._timed = reading
         if reading is not Reading.NOTHING:
-            settings = self.port.settings
-            seconds = settings.header_timeout_s if reading is Reading.HEAD else settings.body_timeout_s
+            seconds = self.port.header_timeout_s if reading is Reading.HEAD else self.port.body_timeout_s
             self._timer = self.loop.call_later(seconds, guarded, self.abort, self._too_slow, reading, seconds)
 
     def _too_slow(self, reading: Reading, seconds: float) -> None:
@@ -523,5 +522,4 @@ class HttpConnection(Connection["HttpPort[Any]"]):
             self._set_timer(reading)
             return
         part = "headers" if reading is Reading.HEAD else "body"
-        flag = "--header-timeout-s" if reading is Reading.HEAD else "--body-timeout-s"
-        self._refuse(SlowRequest(f"the request's {part} did not arrive within {seconds:g} s ({flag})"))
+        self._refuse(SlowRequest(f"the request's {part} did not arrive within {seconds:g} s"))

@@ -29,7 +29,7 @@ from serving.http.asgi import body_too_large
 from serving.http.body_stream import WINDOW_BYTES, ReceivedBody
 from serving.http.exchange import HttpRequest
 from serving.http.middleware import announces_body, is_known_host, is_preflight, unauthenticated
-from serving.net.requests import combined, request_id, words
+from serving.net.requests import MAX_HEADER_BYTES, MAX_HEADERS, combined, request_id, words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +77,7 @@ class RequestParser:
     # As in the connection: without slots each attribute would be looked up in a dictionary.
     __slots__ = (
         *("_again", "_body", "_header_bytes", "_header_lines", "_headers", "_held", "_host", "_keep_alive"),
-        *("_max_header_bytes", "_max_headers", "_old", "_on_room", "_parser", "_path", "_port", "_query", "_room"),
+        *("_old", "_on_room", "_parser", "_path", "_port", "_query", "_room"),
         *("_settings", "_share", "_url", "_violation"),
         *("awaits_leave", "body_bytes", "framing_bytes", "head_bytes", "length", "over", "reading", "requests"),
         "stream",
@@ -87,8 +87,6 @@ class RequestParser:
         """Calls `on_room` when an upload's full stream has space again."""
         self._port = port
         self._settings = port.settings
-        self._max_header_bytes = port.settings.header_limit_bytes
-        self._max_headers = port.settings.header_limit_count
         self._share = share
         self._on_room = on_room
         self._parser = httptools.HttpRequestParser(self)
@@ -119,12 +117,12 @@ class RequestParser:
             return self._decline(data[offer.args[0] :])
         except httptools.HttpParserError as error:
             return self._refusal(error)
-        if self.framing_bytes > self._max_header_bytes + _FRAMING_BYTES:
+        if self.framing_bytes > MAX_HEADER_BYTES + _FRAMING_BYTES:
             return BodyTooLarge("the chunks of the body are too small; send larger chunks")
         if self.reading is Reading.HEAD:
             if self.head_bytes == 1:
                 self.head_bytes = self._begun_bytes(bytes(data))
-            if self.head_bytes > self._max_header_bytes:
+            if self.head_bytes > MAX_HEADER_BYTES:
                 return self._headers_too_large()
         return None
 
@@ -159,16 +157,16 @@ class RequestParser:
     def on_url(self, url: bytes) -> None:
         self._url += url
         self._header_bytes += len(url)
-        if self._header_bytes > self._max_header_bytes:
+        if self._header_bytes > MAX_HEADER_BYTES:
             raise self._violated(self._headers_too_large())
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Counts header lines and their bytes, including trailers, which no handler sees."""
         self._header_lines += 1
         self._header_bytes += len(name) + len(value) + 4
-        if self._header_lines > self._max_headers:
-            raise self._violated(HeadersTooLarge(f"more than {self._max_headers} headers (--header-limit-count)"))
-        if self._header_bytes > self._max_header_bytes:
+        if self._header_lines > MAX_HEADERS:
+            raise self._violated(HeadersTooLarge(f"more than {MAX_HEADERS} headers"))
+        if self._header_bytes > MAX_HEADER_BYTES:
             raise self._violated(self._headers_too_large())
         if self.reading is Reading.HEAD:
             name = name.lower()
@@ -397,6 +395,4 @@ class RequestParser:
             self._headers[b"host"] = host if target.port is None else b"%b:%d" % (host, target.port)
 
     def _headers_too_large(self) -> HeadersTooLarge:
-        return HeadersTooLarge(
-            f"the request line and headers exceed {self._max_header_bytes} bytes (--header-limit-bytes)"
-        )
+        return HeadersTooLarge(f"the request line and headers exceed {MAX_HEADER_BYTES} bytes")

@@ -18,6 +18,7 @@ from serving.http.exchange import HttpReply, HttpRequest, json_reply
 from serving.http.faults import CohereError, OpenAiError, TeiError, V2Error, error_type
 from serving.http.routes import ApiRoute, HotRoute, Router
 from serving.inference.served_models import COMPUTE_TYPES
+from serving.net.requests import MAX_HEADER_BYTES
 from serving.oip.service import SERVER_NAME, SERVER_VERSION
 
 if TYPE_CHECKING:
@@ -322,13 +323,13 @@ def _errors(route: ApiRoute, docs: Docs, context: AppContext, *, keyed: bool) ->
     when = {
         400: _malformed(route, docs),
         405: "The method is not allowed; `Allow` lists the allowed ones.",
-        408: "The headers or the body did not arrive in time (--header-timeout-s, --body-timeout-s).",
+        408: "The headers or the body did not arrive in time.",
         413: f"The body exceeds {settings.body_limit_bytes:,} bytes, as sent or decompressed."
         if docs.form is None
         else f"The file exceeds {settings.batch_file_mb << 20:,} bytes.",
         415: "The `Content-Type` or `Content-Encoding` of the body is not supported.",
         421: "The host is not allowed.",
-        431: f"The headers exceed {settings.header_limit_bytes:,} bytes, or there are too many.",
+        431: f"The headers exceed {MAX_HEADER_BYTES:,} bytes, or there are too many.",
         500: "Internal error, or the engine failed on this input. Search the log for the request ID.",
         503: "The server is starting, draining or restarting its engine, or its buffers are full. Try again later.",
     }

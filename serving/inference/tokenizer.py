@@ -351,10 +351,6 @@ class TextTokenizer:
         """Whether ids begin and end with the special tokens of a text; False if the model has none."""
         return bool(self.frame) and [*ids[:1], *ids[-1:]] == [self.frame[0], self.frame[-1]]
 
-    def framed(self, ids: list[int]) -> list[int]:
-        """The ids with special tokens around them, unless they have them already."""
-        return ids if not ids or not self.frame or self.is_framed(ids) else [*self.frame[:-1], *ids, *self.frame[-1:]]
-
     def _windows(
         self,
         source: int,

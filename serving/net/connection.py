@@ -84,7 +84,12 @@ class Port(Generic[C]):
         budget: The buffer budget, shared with other ports.
         turns: Queue for data beyond the limit of one turn.
         connections: All open connections.
+        header_timeout_s: Maximum time to receive a request's headers, a TLS handshake, or HTTP/2's first frames.
+        body_timeout_s: Maximum time to receive a request's body, or without progress of a reply.
     """
+
+    header_timeout_s = 5.0
+    body_timeout_s = 10.0
 
     def __init__(self, settings: Settings, budget: BufferBudget) -> None:
         self.settings = settings
@@ -218,7 +223,7 @@ class Connection(asyncio.Protocol, Generic[P]):
         if sending is not None:
             waited_s = sending.wait(self._transport.get_write_buffer_size(), seconds)
             # The first tick comes before its interval is over.
-            if waited_s - seconds >= self.port.settings.body_timeout_s:
+            if waited_s - seconds >= self.port.body_timeout_s:
                 self.abort()
 
     def abort(self) -> None:
@@ -248,5 +253,5 @@ class Connection(asyncio.Protocol, Generic[P]):
         self._idle_since = self.loop.time()
         self._rest = b""
         if self._lingering is None:
-            pace_s = self.port.settings.body_timeout_s
+            pace_s = self.port.body_timeout_s
             self._lingering = LingeringClose(self._transport, quiet_s=quiet_s, pace_s=pace_s, heard_all=heard_all)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from serving.errors import StartupError
@@ -143,19 +143,16 @@ class ConnectionLimiter:
 
     Attributes:
         limit: Maximum open connections.
-        refused: Refused new connections: at the total limit (`full`), or at their peer's (`peer`).
+        refused: Refused new connections.
         displaced: Idle connections that were closed for new ones.
     """
 
-    def __init__(self, limit: int, per_peer: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
-        """Limits the connections per address (IPv6: per /64 network) to `per_peer`; 0: no limit."""
+    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit = limit
-        self.refused = {"full": 0, "peer": 0}
+        self.refused = 0
         self.displaced = 0
-        self._per_peer = per_peer
         self._clock = clock
         self._taken = 0
-        self._peers: Counter[str] = Counter()
         self._groups: list[Callable[[], Iterable[Closable]]] = []
         self._idle: deque[tuple[tuple[bool, float], Closable]] = deque()
         self._looked_at = self._told_at = float("-inf")
@@ -177,7 +174,7 @@ class ConnectionLimiter:
                 f"{what} needs {least} open files, but the limit is {descriptor_limit():,}; raise the hard"
                 f" limit (`ulimit -Hn`, systemd's LimitNOFILE=)"
             )
-        return cls(wanted or min(left, _MAX_CONNECTIONS), settings.max_connections_per_peer)
+        return cls(wanted or min(left, _MAX_CONNECTIONS))
 
     @property
     def taken(self) -> int:
@@ -187,29 +184,16 @@ class ConnectionLimiter:
     def follow(self, connections: Callable[[], Iterable[Closable]]) -> None:
         self._groups.append(connections)
 
-    def take(self, address: str) -> Callable[[], None] | None:
-        """Admits a connection from an address. Returns the function that releases its slot, or None if refused."""
-        peer = ""
-        if self._per_peer:
-            peer = peer_of(address)
-            if self._peers[peer] >= self._per_peer:
-                self.refused["peer"] += 1
-                self._tell("rejected a connection: its address has reached --max-connections-per-peer")
-                return None
+    def take(self) -> Callable[[], None] | None:
+        """Admits a connection. Returns the function that releases its slot, or None if refused."""
         if self._taken >= self.limit and (self._taken >= self.limit + _LEAVING or not self.make_room()):
-            self.refused["full"] += 1
+            self.refused += 1
             self._tell("rejected a connection: all connections are in use (--max-connections)")
             return None
         self._taken += 1
-        if self._per_peer:
-            self._peers[peer] += 1
 
         def release() -> None:
             self._taken -= 1
-            if self._per_peer:
-                self._peers[peer] -= 1
-                if not self._peers[peer]:
-                    del self._peers[peer]
 
         return release
 
@@ -240,5 +224,5 @@ class ConnectionLimiter:
             self._told_at = now
             log.warning(
                 "%s; %d of %d open, %d rejected and %d closed in total",
-                *(what, self._taken, self.limit, sum(self.refused.values()), self.displaced),
+                *(what, self._taken, self.limit, self.refused, self.displaced),
             )

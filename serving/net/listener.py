@@ -223,7 +223,7 @@ class Listener:
         """Accepts one connection per turn of the loop, and more per turn while more are waiting."""
         for _ in range(self._accepts):
             try:
-                opened, address = self._listening.accept()
+                opened, _ = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 self._accepts = 1
                 return
@@ -232,7 +232,7 @@ class Listener:
                     raise
                 self._pause(error)
                 return
-            release = self._limiter.take(address[0])
+            release = self._limiter.take()
             if release is None:
                 self._refuse(opened)
                 continue

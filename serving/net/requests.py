@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 RecordError = Callable[[BertserveError, str, str, str], None]
 """Called with each error that a client receives, the request's id, the protocol, and the model's name or ""."""
 
+MAX_HEADER_BYTES = 16_384
+"""Maximum size of a request's line and headers."""
+
+MAX_HEADERS = 100
+
 COMPRESSIONS: Mapping[bytes, int] = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 """Body encodings as zlib's `wbits`. `deflate` is the zlib format, as in HTTP and gRPC."""
 

@@ -113,7 +113,7 @@ class V2Service:
         self._pipeline = pipeline
         self._repository = repository
         self.lifecycle = lifecycle
-        self.max_inputs = settings.max_v2_batch_size
+        self.max_inputs = settings.max_client_batch_size
         self.control = settings.model_control
         self._caches = settings.response_cache_mb > 0
         self._versions = versions

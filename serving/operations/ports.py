@@ -58,7 +58,7 @@ class ProbeListener(HttpListener):
         return chain(self._undecided, super()._closable())
 
     def _open_connection(self) -> asyncio.Protocol:
-        limit_s = self._calls.settings.header_timeout_s
+        limit_s = self._calls.header_timeout_s
         return _Undecided(self._undecided, super()._open_connection, lambda: GrpcConnection(self._calls), limit_s)
 
 

@@ -220,7 +220,7 @@ CONNECTIONS_REFUSED = Metric(
     "New connections rejected.",
     {
         "ports": _PORTS,
-        "reason": "`full`: the limit is reached and none is idle; `peer`: the limit per address is reached",
+        "reason": "`full`: the limit is reached and none is idle",
     },
 )
 CONNECTIONS_DISPLACED = Metric(

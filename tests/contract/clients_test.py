@@ -111,16 +111,6 @@ def test_openai_refuses_token_ids_of_another_tokenizer(openai_client: openai.Ope
     assert "check_embedding_ctx_length=False" in refused.value.message
 
 
-def test_openai_token_ids_without_special_tokens(models: Path) -> None:
-    """Where the server is told that they are the model's, they get the special tokens; a text's ids are as they are."""
-    ids = token_ids(models, TEXTS[0])
-    with Server(models, *FAKE, "--accept-bare-ids", "true") as server:
-        rows = ask(server, "/v1/embeddings", model=NAME, input=[ids, ids[1:-1]])["data"]
-        assert post_json(server.http, "/v1/embeddings", b'{"input": [[]]}').status == 400
-    for row in rows:
-        np.testing.assert_allclose(row["embedding"], fake_answers(models, TEXTS[:1])[0], atol=1e-6)
-
-
 def test_openai_token_ids_of_its_own_tokenizer(models: Path, tmp_path: Path) -> None:
     """Where the server has their table they are texts again, whatever is split between ids; others are refused."""
     pieces = [bytes([value]) for value in range(256)] + [b"What", b" is", b" a", "日".encode()[:2]]

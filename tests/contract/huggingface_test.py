@@ -98,7 +98,7 @@ def test_zero_shot_where_entailment_is_the_first_label(tmp_path_factory: pytest.
         ({"candidate_labels": ["a", "a" * 2048]}, 422, "has 2067 characters; at most 2048 are read"),
         ({"candidate_labels": ["a" * 99], "hypothesis_template": "{0}" * 99}, 422, "at most 2048 are read"),
         ({"candidate_labels": ["a"], "hypothesis_template": "{}" + " " * 2048}, 422, "at most 2048 are read"),
-        ({"candidate_labels": ["a"] * 33}, 422, "33 `candidate_labels` each are 33 inputs; the maximum is 32"),
+        ({"candidate_labels": ["a"] * 2049}, 422, "2049 `candidate_labels` each are 2049 inputs; the maximum is 2048"),
         ({"candidate_labels": [1]}, 422, "expected `str`"),
     ],
 )
@@ -213,7 +213,12 @@ def test_vertex(server: Server, fake_server: Server, reranker: Server) -> None:
     ("message", "status", "kind", "said"),
     [
         ({"instances": []}, 400, "Empty", "`instances` is empty"),
-        ({"instances": [{"inputs": TEXT}] * 33}, 422, "Validation", "the request has 33 inputs; the maximum is 32"),
+        (
+            {"instances": [{"inputs": TEXT}] * 2049},
+            422,
+            "Validation",
+            "the request has 2049 inputs; the maximum is 2048",
+        ),
         ({"instances": ["a"]}, 422, "Validation", "expected `object`, got `str`"),
         ({"instances": [{"inputs": TEXT}, {"text": TEXT}]}, 422, "Validation", "instance 1: "),
         ({"instances": [{"inputs": TEXT}, {"inputs": []}]}, 400, "Empty", "instance 1: the list of inputs is empty"),

@@ -21,7 +21,6 @@ from tests.support.clients import (
     BOTH,
     TRANSPORTS,
     Grpc,
-    RawConnection,
     Refused,
     get,
     grpc_raw,
@@ -213,15 +212,13 @@ def test_the_announcement(serve: Callable[..., Server]) -> None:
 
 MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 HEAD = b"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-NARROW = ("--body-limit-bytes", "2048", "--header-limit-bytes", "1024", "--header-limit-count", "20")
-SHORT = ("--header-timeout-s", "0.2", "--body-timeout-s", "0.2", "--max-client-batch-size", "2")
-FEW = ("--max-openai-batch-size", "3", "--max-v2-batch-size", "4", "--max-queue-tokens", "100")
+NARROW = ("--body-limit-bytes", "2048", "--max-client-batch-size", "2", "--max-queue-tokens", "100")
 
 
 @pytest.fixture(scope="module")
 def narrow(models: Path) -> Iterator[Server]:
     """A server whose limits are all near."""
-    with Server(models, *ONE_AT_A_TIME, *NARROW, *SHORT, *FEW, "--max-bulk-tokens", "50") as server:
+    with Server(models, *ONE_AT_A_TIME, *NARROW) as server:
         yield server
 
 
@@ -235,17 +232,6 @@ def by_http(path: str, message: Any, **headers: str) -> Callable[[Server], str]:
     return lambda server: refusal_of(server, path, message, **headers)
 
 
-def raw(data: bytes) -> Callable[[Server], str]:
-    """What is answered to bytes that are refused before they are read."""
-
-    def ask(server: Server) -> str:
-        with RawConnection(server.http) as connection:
-            connection.send(data)
-            return connection.read_to_end().decode()
-
-    return ask
-
-
 def by_grpc(data: bytes, *headers: tuple[str, str]) -> Callable[[Server], str]:
     def ask(server: Server) -> str:
         with pytest.raises(Refused) as refused:
@@ -255,21 +241,14 @@ def by_grpc(data: bytes, *headers: tuple[str, str]) -> Callable[[Server], str]:
     return ask
 
 
-BULK = {"X-Request-Priority": "4"}
 LIMITS: dict[str, list[Callable[[Server], str]]] = {
-    "--max-client-batch-size": [by_http("/embed", {"inputs": ["a"] * 3})],
-    "--max-openai-batch-size": [by_http("/v1/embeddings", {"input": ["a"] * 4, "model": "x"})],
-    "--max-v2-batch-size": [by_grpc(infer_request(["a"] * 5).SerializeToString())],
-    "--max-queue-tokens": [by_http("/embed", {"inputs": ["a " * 150, "a " * 150]})],
-    "--max-bulk-tokens": [by_http("/embed", {"inputs": "a " * 300}, **BULK)],
-    "--body-limit-bytes": [by_http("/embed", {"inputs": "a" * 4000}), by_grpc(b"x" * 3000)],
-    "--header-limit-bytes": [
-        raw(HEAD + b"X-Padding: " + b"x" * 2000 + b"\r\n\r\n"),
-        by_grpc(b"", ("padding", "x" * 2000)),
+    "--max-client-batch-size": [
+        by_http("/embed", {"inputs": ["a"] * 3}),
+        by_http("/v1/embeddings", {"input": ["a"] * 3, "model": "x"}),
+        by_grpc(infer_request(["a"] * 3).SerializeToString()),
     ],
-    "--header-limit-count": [raw(HEAD + b"".join(b"X-%d: y\r\n" % number for number in range(30)) + b"\r\n")],
-    "--header-timeout-s": [raw(HEAD + b"X-Half: ")],
-    "--body-timeout-s": [raw(HEAD + b"Content-Length: 100\r\n\r\n{")],
+    "--max-queue-tokens": [by_http("/embed", {"inputs": ["a " * 150, "a " * 150]})],
+    "--body-limit-bytes": [by_http("/embed", {"inputs": "a" * 4000}), by_grpc(b"x" * 3000)],
 }
 
 
@@ -319,7 +298,7 @@ def wide_server(tiny_models: dict[str, TinyModel], tmp_path_factory: pytest.Temp
     onnx.save(graph, bundle / "model.fp32.onnx")
     edit_manifest(bundle, widen)
     sign(bundle)
-    with Server(repository, *FAKE, "--max-v2-batch-size", "64") as server:
+    with Server(repository, *FAKE) as server:
         yield server
 
 

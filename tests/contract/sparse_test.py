@@ -187,7 +187,7 @@ def test_qdrant_takes_a_reply(server: Server) -> None:
         ({"inputs": "a", "treshold": 1}, 422, "Validation"),
         ({"inputs": "a", "prompt_name": "none"}, 422, "Validation"),
         ({"inputs": [[5, 6]], "input_type": "query"}, 422, "Validation"),
-        ({"inputs": ["a"] * 33}, 422, "Validation"),
+        ({"inputs": ["a"] * 2049}, 422, "Validation"),
     ],
     ids=str,
 )

@@ -250,7 +250,7 @@ WRONG = {
     "unknown function": ("/classify", {"inputs": "x", "parameters": {"function_to_apply": "relu"}}, 422),
     "unknown parameter": ("/tag", {"inputs": "x", "parameters": {"grouped_entities": True}}, 422),
     "no inputs": ("/tag", {"inputs": []}, 400),
-    "too many inputs": ("/tag", {"inputs": ["x"] * 33}, 422),
+    "too many inputs": ("/tag", {"inputs": ["x"] * 2049}, 422),
     "too long": ("/tag", {"inputs": "is " * MAX_LENGTH, "parameters": {"truncate": False}}, 422),
     "no mask": ("/fill-mask", {"inputs": "x"}, 422),
     "windows too short": ("/answer", {"inputs": ASKED, "parameters": {"max_seq_len": 8}}, 422),

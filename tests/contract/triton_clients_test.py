@@ -193,7 +193,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "one of two texts": ("rerank", {"text": ["a"]}, "pair of texts"),
     "a pair for a task of one text": ("embed", {"text": ["a"], "text_pair": ["b"]}, "without 'text_pair'"),
     "texts without partners": ("rerank", {"text": ["a", "b"], "text_pair": ["a"]}, "2 elements"),
-    "too many texts": ("embed", {"text": ["a"] * 129}, "the maximum is 128"),
+    "too many texts": ("embed", {"text": ["a"] * 2049}, "the maximum is 2048"),
     "not to be cut": ("embed", {"text": [LONG]}, "402 tokens"),
     "an unknown model": ("nobody", {"text": ["a"]}, "unknown model"),
     "a timeout in microseconds": ("embed", {"text": ["a"]}, "deadline"),
@@ -337,7 +337,7 @@ def test_metadata_and_configuration_agree(client: TritonClient, tasks_server: Se
         config = config.get("config", config)
         assert metadata["name"] == config["name"] == model
         assert metadata["versions"] == ["1"]
-        assert config["max_batch_size"] == 128
+        assert config["max_batch_size"] == 2048
         assert not config["model_transaction_policy"].get("decoupled", False)
         assert "dynamic_batching" in config
         for side in ("input", "output"):

@@ -256,17 +256,6 @@ def test_a_connection_that_waits_for_its_clients_end_gives_way(models: Path) -> 
         assert metric(server, "bertserve_connections_displaced_total", ports="clients") == 1
 
 
-def test_one_address_may_have_so_many(models: Path) -> None:
-    """The next one is refused, also where others are idle: they are the same client's."""
-    with Server(models, *FAKE, "--max-connections-per-peer", "2") as server:
-        with RawConnection(server.http), RawConnection(server.http):
-            wait_for(lambda: metric(server, "bertserve_connections", protocol="http") == 2, "two connections")
-            assert get(server.http, "/livez").status == 503
-            assert metric(server, "bertserve_connections_refused_total", ports="clients", reason="peer") == 1
-        wait_for(lambda: metric(server, "bertserve_connections", protocol="http") == 0, "their end")
-        assert get(server.http, "/livez").status == 200
-
-
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates(tmp_path_factory.mktemp("certificates"))
@@ -274,8 +263,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 def test_a_handshake_that_does_not_go_on_gives_way(models: Path, certificates: Certificates) -> None:
     """It holds a descriptor, though it is no connection yet."""
-    options = ("--max-connections", "2", "--header-timeout-s", "60")
-    with Server(models, *FAKE, *options, tls=certificates) as server, contextlib.ExitStack() as held:
+    with Server(models, *FAKE, "--max-connections", "2", tls=certificates) as server, contextlib.ExitStack() as held:
         flood(server.http, 2, b"", held)
         wait_live(server.http)
         assert metric(server, "bertserve_connections_displaced_total", ports="clients") >= 1
@@ -316,9 +304,8 @@ def server(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytes
     folder = tmp_path_factory.mktemp("keys")
     keys = write_keys(folder / "keys", FIRST)
     options = ("--access-log", "true", "--api-keys-file", str(keys), "--cors-origins", PAGE)
-    waits = ("--header-timeout-s", "2", "--body-timeout-s", "2")
     tls = Certificates(folder) if request.param == "tls" else None
-    with Server(models, *FAKE, *options, *waits, tls=tls) as running:
+    with Server(models, *FAKE, *options, tls=tls) as running:
         yield running
 
 

@@ -45,7 +45,7 @@ LARGEST = json.dumps({"inputs": "a text"}).encode().ljust(4 * MIB)
 @pytest.fixture(scope="module")
 def narrow_server(models: Path) -> Iterator[Server]:
     """A server that holds 16 MiB, four of the largest bodies."""
-    with Server(models, *FAKE, "--buffer-limit-mb", "16", "--max-openai-batch-size", "2048") as server:
+    with Server(models, *FAKE, "--buffer-limit-mb", "16") as server:
         yield server
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from loadtest.generator import frames as wire
 from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed, reset, window_update
 from serving.grpc.connection import GrpcConnection
+from serving.net.connection import Port
 from serving.net.ports import lifetime_s
 from serving.settings import Settings
 from tests.support.grpc_peer import Peer, Wire, call, said, talk
@@ -345,7 +346,7 @@ def test_a_reply_that_is_taken_slowly() -> None:
         return 0
 
     assert asyncio.run(run(1000)) == 0
-    assert asyncio.run(run(0)) == Settings().body_timeout_s
+    assert asyncio.run(run(0)) == Port.body_timeout_s
     assert asyncio.run(run(1)) > 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,8 +21,7 @@ from tests.support.http_app import ready_api
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
     from serving.http.app_context import AppContext
     from serving.http.exchange import HttpRequest
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 REQUEST = b"POST /echo HTTP/1.1\r\nHost: test\r\nContent-Length: 4\r\n\r\nbody"
 ANSWERED = b"HTTP/1.1 200 OK"
-LIMITS = ("--models", "models", "--header-timeout-s", "0.5", "--body-timeout-s", "0.5", "--keep-alive-s", "0.1")
+LIMITS = ("--models", "models", "--keep-alive-s", "0.1")
 router = Router("Test")
 
 
@@ -49,9 +49,12 @@ def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]
     return run
 
 
-def listening(limiter: ConnectionLimiter | None = None) -> AbstractAsyncContextManager[HttpListener]:
-    settings = Settings.load(LIMITS, {})
-    return http_app.listening(App(ready_api(settings), [router], documented=False), limiter=limiter)
+@asynccontextmanager
+async def listening(limiter: ConnectionLimiter | None = None) -> AsyncIterator[HttpListener]:
+    app = App(ready_api(Settings.load(LIMITS, {})), [router], documented=False)
+    async with http_app.listening(app, limiter=limiter) as listener:
+        listener._port.header_timeout_s = listener._port.body_timeout_s = 0.5
+        yield listener
 
 
 def connect(listener: HttpListener) -> socket.socket:

@@ -47,8 +47,10 @@ class Words(Connection["Port[Words]"]):
 
 
 def opened() -> Words:
-    settings = Settings.load(["--body-timeout-s", str(LIMIT_S)], {})
-    return Words(Port(settings, BufferBudget.of(settings)))
+    settings = Settings.load([], {})
+    port: Port[Words] = Port(settings, BufferBudget.of(settings))
+    port.body_timeout_s = LIMIT_S
+    return Words(port)
 
 
 def ticks(connection: Words, taken: int) -> Iterator[int]:

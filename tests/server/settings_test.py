@@ -174,11 +174,6 @@ REFUSED: dict[str, tuple[str, str, list[str]]] = {
     "bad host": ("--allowed-hosts a.example:80,*", "", ["--allowed-hosts: must be `*` or names without ports"]),
     "ids of no known file": ("--accept-token-ids cl100k_base", "", ["--accept-token-ids cl100k_base: set TIKTOKEN_"]),
     "ids of another name": ("--accept-token-ids o200k_base=x", "", ["--accept-token-ids: must look like"]),
-    "bare ids beside others": (
-        "--accept-token-ids cl100k_base=/x --accept-bare-ids",
-        "",
-        ["--accept-token-ids: cannot be combined with --accept-bare-ids"],
-    ),
     **{
         f"faults {value}": (f"--fake-faults={value}", "", [FAULTS])
         for value in ("7", "7:", ":nan", "7:nan,", "x:nan", "7:NAN", "-1:nan", "7:explode")
@@ -339,10 +334,10 @@ def test_the_whole_help(capsys: pytest.CaptureFixture[str]) -> None:
     ports, engine = words.index("Ports: Addresses and ports. "), words.index("Engine: Engines, CPU cores")
     assert ports < words.index("--http-port N") < engine < words.index("--threads N")
     assert "--log-level {debug,info,warning,error}" in words
-    assert "--engine-nice N " in words
-    assert "(0 to 19; default: 10)" in words
+    assert "--engine-hang-s NUMBER " in words
+    assert "(1 to 3,600; default: 2)" in words
     assert "--access-log [true|false]" in words
-    assert "(above 0 to 60,000; default: 8)" in words
+    assert "(above 0 to 3,600; default: 75)" in words
     assert "None" not in words
 
 

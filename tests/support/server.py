@@ -37,8 +37,8 @@ PATIENT = ("--default-timeout-ms", "30000")
 """Of every server, unless its test says otherwise: the deadline of a request that names none."""
 FAKE = ("--engine", "fake", "--precision", "fp32", *PATIENT)
 """Settings of a server whose engine answers `fake_vector` at once."""
-IMPATIENT = (*FAKE, "--header-timeout-s", "1", "--body-timeout-s", "1.5", "--keep-alive-s", "2")
-"""The same of one that waits only briefly for slow clients."""
+IMPATIENT = (*FAKE, "--keep-alive-s", "2")
+"""The same of one that waits only briefly for idle clients."""
 ONE_AT_A_TIME = ("--engine", "fake", "--precision", "fp32", "--threads", "1", "--max-batch-tokens", "16")
 """Settings of one that computes one text at a time."""
 

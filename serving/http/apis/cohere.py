@@ -111,7 +111,7 @@ async def _embed(context: AppContext, http: HttpRequest, version: str) -> HttpRe
     request: InferRequest[Any] = InferRequest(
         inputs,
         _options(types, model, message.output_dimension),
-        context.settings.max_openai_batch_size,
+        context.settings.max_client_batch_size,
         model.name,
         truncate=truncate,
         input_type=None if message.input_type == "image" else message.input_type,
@@ -192,7 +192,7 @@ async def rank(context: AppContext, http: HttpRequest, version: str, *, repeat: 
     request = InferRequest(
         [(message.query, document) for document in documents],
         options,
-        context.settings.max_openai_batch_size,
+        context.settings.max_client_batch_size,
         model.name,
     )
     outcome = await context.pipeline.infer(http.stamp(request))
@@ -251,7 +251,7 @@ async def _shortened(
     """
     if tokens < 1:
         raise InvalidRequest(f"`{field}` is {quoted(tokens)}; the minimum is 1")
-    if tokens >= model.tokenizer.max_length or len(texts) > context.settings.max_openai_batch_size:
+    if tokens >= model.tokenizer.max_length or len(texts) > context.settings.max_client_batch_size:
         return list(texts), 0  # the model takes less, or so many texts are refused
 
     def shorten(tokenizer: TextTokenizer) -> list[tuple[str, int]]:

@@ -126,7 +126,7 @@ async def embed_inputs(
     request: InferRequest[Any] = InferRequest(
         inputs,
         options,
-        context.settings.max_openai_batch_size,
+        context.settings.max_client_batch_size,
         name,
         truncate=message.truncate,
         prompt_name=message.prompt_name,
@@ -155,14 +155,11 @@ def _own_ids(context: AppContext, model: ServedModel, ids: list[int]) -> list[in
         ForeignTokenIds: The ids may be of another tokenizer.
     """
     tokenizer = model.tokenizer
-    if context.settings.accept_bare_ids:
-        return tokenizer.framed(ids)
     if ids and not tokenizer.is_framed(ids):
         raise ForeignTokenIds(
             "`input` has token IDs without this model's special tokens; they may come from another tokenizer. Send"
             " strings (LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)). To accept OpenAI's token IDs,"
-            " start the server with --accept-token-ids cl100k_base; for the model's own IDs without special tokens,"
-            " with --accept-bare-ids"
+            " start the server with --accept-token-ids cl100k_base"
         )
     return ids
 
@@ -218,7 +215,7 @@ def _body(outcomes: Sequence[Outcome[Any]], message: EmbeddingsRequest, check: C
 LINES = LineRoute(
     "/v1/embeddings",
     EMBEDDINGS,
-    lambda settings: settings.max_openai_batch_size,
+    lambda settings: settings.max_client_batch_size,
     inputs_of,
     embed_inputs,
     _body,

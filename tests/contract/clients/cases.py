@@ -47,9 +47,6 @@ TOKENIZERS = "litellm_core_utils/tokenizers"
 CL100K_BASE = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
 """What tiktoken calls its copy of the vocabulary of that name."""
 
-MANY = 33
-"""One more than `--max-client-batch-size` takes."""
-
 BUILD = Path(__file__).parents[3] / "build"
 
 VERSIONS = {
@@ -225,16 +222,6 @@ def langchain_huggingface(server: Server) -> Any:
 
 @case(
     "langchain-huggingface",
-    "the same with 33 texts",
-    words="the request has 33 inputs; the maximum is 32",
-    cure="raise `--max-client-batch-size`",
-)
-def langchain_huggingface_many(server: Server) -> Any:
-    return _endpoint(server).embed_documents(TEXTS[:1] * MANY)
-
-
-@case(
-    "langchain-huggingface",
     '`HuggingFaceEndpointEmbeddings(model="URL")`',
     words="`model` must be a HuggingFace repo ID, not a URL.",
     cure="set `client`, as above",
@@ -292,19 +279,6 @@ def llama_tei(server: Server) -> Any:
     from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
 
     return TextEmbeddingsInference(model_name="minilm", base_url=server.url).get_text_embedding_batch(TEXTS)
-
-
-@case(
-    "llama-index-embeddings-text-embeddings-inference",
-    "the same with `embed_batch_size=33` and 33 texts",
-    words="Input should be a valid list",
-    cure="a smaller `embed_batch_size`, or raise `--max-client-batch-size`",
-)
-def llama_tei_many(server: Server) -> Any:
-    from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
-
-    embedding = TextEmbeddingsInference(model_name="minilm", base_url=server.url, embed_batch_size=MANY)
-    return embedding.get_text_embedding_batch(TEXTS[:1] * MANY)
 
 
 @case(
@@ -386,12 +360,11 @@ def haystack_tei_text(server: Server) -> Any:
     return embedder.run(TEXTS[0])["embedding"]
 
 
-def _ranked(ranker: Any, count: int = len(DOCUMENTS)) -> Any:
+def _ranked(ranker: Any) -> Any:
     from haystack import Document
 
     ranker.warm_up()
-    texts = (DOCUMENTS * count)[:count]
-    documents = [Document(id=str(index), content=text) for index, text in enumerate(texts)]  # it drops equal ids
+    documents = [Document(id=str(index), content=text) for index, text in enumerate(DOCUMENTS)]  # it drops equal ids
     found = ranker.run(query=QUESTION, documents=documents)["documents"]
     return [[DOCUMENTS.index(one.content), one.score] for one in found]
 
@@ -401,18 +374,6 @@ def haystack_ranker(server: Server) -> Any:
     from haystack_integrations.components.rankers.huggingface_api import HuggingFaceTEIRanker
 
     return _ranked(HuggingFaceTEIRanker(url=server.url))
-
-
-@case(
-    "huggingface-api-haystack",
-    "the same with 33 documents",
-    words="the request has 33 inputs; the maximum is 32",
-    cure="fewer documents, or raise `--max-client-batch-size`",
-)
-def haystack_ranker_many(server: Server) -> Any:
-    from haystack_integrations.components.rankers.huggingface_api import HuggingFaceTEIRanker
-
-    return _ranked(HuggingFaceTEIRanker(url=server.url), MANY)
 
 
 # Hugging Face's own client.
@@ -648,12 +609,11 @@ def cohere_v2_embed(server: Server) -> Any:
 # Stores of vectors.
 
 
-def _chroma(function: Any, count: int = 1) -> Any:
+def _chroma(function: Any) -> Any:
     import chromadb
 
-    collection = chromadb.EphemeralClient().create_collection(f"{function.name()}-{count}", embedding_function=function)
-    texts = TEXTS * count
-    collection.add(ids=[str(index) for index in range(len(texts))], documents=texts)
+    collection = chromadb.EphemeralClient().create_collection(function.name(), embedding_function=function)
+    collection.add(ids=[str(index) for index in range(len(TEXTS))], documents=TEXTS)
     return [int(one) for one in collection.query(query_texts=[QUERY], n_results=len(TEXTS))["ids"][0]]
 
 
@@ -677,18 +637,6 @@ def chroma_cohere(server: Server) -> Any:
     from chromadb.utils.embedding_functions import CohereEmbeddingFunction
 
     return _chroma(CohereEmbeddingFunction(api_key=KEY))
-
-
-@case(
-    "chromadb",
-    '`HuggingFaceEmbeddingServer(url="URL/embed")`, `add` of 33 documents',
-    words="could not convert string to float: 'error'",
-    cure="add fewer at a time, or raise `--max-client-batch-size`",
-)
-def chroma_tei_many(server: Server) -> Any:
-    from chromadb.utils.embedding_functions import HuggingFaceEmbeddingServer
-
-    return _chroma(HuggingFaceEmbeddingServer(url=f"{server.url}/embed"), MANY // len(TEXTS))
 
 
 @case("qdrant-client", "`upsert` and `query_points` of vectors from OpenAI's client", "nearest")
