@@ -202,9 +202,6 @@ class Requests(_Group):
 
     auto_truncate: bool = True
     """Truncate inputs that are too long, and say so in the reply. Off: reject them."""
-    unknown_fields: Literal["ignore", "refuse"] = "ignore"
-    """Policy for unknown fields in a request. `ignore`: answer, and list them in `X-Ignored-Fields`. `refuse`: reject
-    the request with 400 or 422, also for documented fields that this server does not use."""
     accept_token_ids: Annotated[str, _like(f"{_CL100K}=.+", f"must look like {_CL100K}=PATH or {_CL100K}")] = ""
     """Accept token IDs of OpenAI's tokenizer on `/v1/embeddings`, and decode them to text. `cl100k_base=PATH`: the
     encoding file as tiktoken stores it. `cl100k_base`: the copy in `TIKTOKEN_CACHE_DIR`. Nothing is downloaded."""

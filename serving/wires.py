@@ -115,7 +115,6 @@ class Wires:
             keys=keys,
             observer=observer,
             jobs=jobs,
-            refuses_unknown=settings.unknown_fields == "refuse",
             read_ids=ids.texts if (ids := OpenAiIds.open(settings.accept_token_ids)) else None,
             core=core,
             gather=gather,

@@ -88,12 +88,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--id-column", metavar="NAME", help="Column of IDs to copy to the output (default: row numbers only).")
     add("--out", type=Path, required=True, metavar="DIR", help="Output folder. The same job resumes in its folder.")
     add("--format", choices=("parquet", "jsonl", "npy"), default="parquet", help="Output format (default: parquet).")
-    add(
-        "--unknown-fields",
-        choices=("ignore", "refuse"),
-        default="ignore",
-        help="Policy for unknown options. `ignore`: run, and list them. `refuse`: stop (default: ignore).",
-    )
     add("--truncate", action="store_true", help="Truncate texts that are too long (default: reject them).")
     add("--prompt-name", metavar="NAME", help="Name of the model's prompt to put before each text.")
     add("--part-rows", type=positive, metavar="N", help=f"Rows per output file (default: {_PART_ROWS}).")
@@ -143,7 +137,6 @@ def _run(options: argparse.Namespace) -> int:
         "allow_unproven": options.allow_unproven,
     }
     settings = {
-        "unknown_fields": options.unknown_fields,
         "cache_dir": options.cache_dir,
         **{name: getattr(options, name) for name in SETTINGS},
     }

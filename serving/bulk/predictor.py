@@ -96,7 +96,7 @@ class Model:
                 for fields (docs/reference/protocols.md).
             truncate: Truncate long texts; otherwise they are rejected.
             prompt_name: The model's prompt to prepend to each text.
-            **settings: `engine`, `precision`, `threads`, `cache_dir`, `allow_unproven`, `unknown_fields` and others, as
+            **settings: `engine`, `precision`, `threads`, `cache_dir`, `allow_unproven` and others, as
             in docs/reference/settings.md.
 
         Raises:
@@ -135,10 +135,7 @@ class Model:
     def _read(self, options: dict[str, Any]) -> tuple[TaskOptions[Any], str]:
         """The known options, and the names of ignored ones."""
         kind = self._way.options
-        level = Level(kind.__struct_fields__, owners=self._task.owners)
-        if self.settings.unknown_fields == "refuse" and (unknown := options.keys() - level.names):
-            names = ", ".join(level.known) or "none"
-            raise msgspec.ValidationError(f"unknown option {quoted(min(unknown))}; available: {names}")
+        level = Level(kind.__struct_fields__)
         ignored = level.passed_over(options) or Ignored()
         read = {name: value for name, value in options.items() if name in level.names and value is not None}
         return msgspec.convert(read, kind), str(ignored)

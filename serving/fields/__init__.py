@@ -1,1 +1,1 @@
-"""The policy for request fields that the server does not read: the rule, and the fields that protocols document."""
+"""The rule for request fields that the server does not read."""

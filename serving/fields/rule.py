@@ -1,8 +1,8 @@
 """The rule for request fields, the same on every route and wire; documented in docs/reference/protocols.md.
 
-A field that the server reads takes effect, and null omits it. A field that a protocol owner documents is accepted with
-the values that have no effect here, and rejected by name with others. A field that nobody documents is ignored, and the
-reply names it. If it resembles an absent field, it is rejected, because it is probably a typo of that field.
+A field that the server reads takes effect, and null omits it. Any other field is ignored, and the reply names it. It is
+rejected if it resembles an absent field, because it is probably a typo of that field. It is also rejected if it is one
+of the few fields of other vendors that would change the answer, unless its value changes nothing.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from msgspec.inspect import BoolType, ListType, Metadata, StructType, UnionType, VarTupleType, type_info
+from msgspec.inspect import ListType, Metadata, StructType, UnionType, VarTupleType, type_info
 
 from serving.errors import InvalidRequest, quoted
-from serving.fields.owners import ANY, DOCUMENTED, NO_OWNER
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,8 +24,35 @@ if TYPE_CHECKING:
     import msgspec
     from msgspec.inspect import Type
 
-    from serving.fields.owners import Owners
 
+_UNSUPPORTED: Mapping[str, Sequence[object]] = {
+    "late_chunking": (False,),  # Jina
+    "return_multivector": (False,),
+    "return_embeddings": (False,),
+    "output_dimension": (),  # Voyage
+    "output_dtype": ("float",),
+    "truncation": (True, "longest_first"),  # Voyage, Jina, Transformers
+    "use_activation": (True,),  # vLLM
+    "instruction": (),
+    "multi_class": (False,),  # Transformers' former names of `multi_label` and `aggregation_strategy`
+    "grouped_entities": (),
+}
+"""Fields of other vendors that would change the answer, with the values that would not."""
+
+_NO_TYPOS = frozenset(
+    (
+        *("add_special_tokens", "binary_data", "binary_data_output", "binary_data_size", "bytes", "chat_template"),
+        *("dimension", "doc_stride", "documents", "embed_dtype", "embedding_type", "embedding_types", "id", "ids"),
+        *("image", "input", "inputs", "max_answer_len", "max_tokens", "max_tokens_per_query", "normalize"),
+        *("normalized", "output_type", "raw_scores", "return_len", "sequence_end", "sequence_id"),
+        *("shared_memory_offset", "skip_special_tokens", "stride", "text", "text_type", "texts", "timeout"),
+        *("top_k", "top_n", "truncate"),
+    )
+)
+"""Fields of OpenAI, Cohere, Jina, Voyage, vLLM, Xinference, Alibaba, Hugging Face or Triton that resemble other fields.
+
+They count as typos only of fields that the request needs.
+"""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NAMED = 8
@@ -89,22 +115,14 @@ class Level:
     Attributes:
         known: The fields that the server reads.
         required: The required fields.
-        owners: The owners that document further fields.
     """
 
-    __slots__ = ("_where", "known", "names", "owners", "required")
+    __slots__ = ("_where", "known", "names", "required")
 
-    def __init__(
-        self,
-        known: Iterable[str],
-        required: Iterable[str] = (),
-        owners: Owners = NO_OWNER,
-        place: str = "",
-    ) -> None:
+    def __init__(self, known: Iterable[str], required: Iterable[str] = (), place: str = "") -> None:
         self.known = tuple(known)
         self.names = frozenset(self.known)
         self.required = frozenset(required)
-        self.owners = owners
         self._where = f" (at `{place}`)" if place else ""
 
     def pass_over(self, name: str, value: object, present: Collection[str], where: str, ignored: Ignored) -> None:
@@ -120,26 +138,22 @@ class Level:
         Raises:
             InvalidRequest: The value has an unsupported effect, or the name resembles an absent field.
         """
-        harmless = self.owners.unread.get(name)
-        if harmless is None:
-            if value is not None and ignored.count < _COMPARED and (meant := self._meant(name, present)):
-                raise InvalidRequest(f'unknown field {quoted(name)}{where}; did you mean "{meant}"?', param=name)
-            ignored.add(name)
-        elif value is not None and harmless is not ANY and not self._asks_nothing(value, harmless):
-            raise InvalidRequest(_unsupported(name, harmless, where), param=name)
+        if value is None:
+            pass
+        elif (harmless := _UNSUPPORTED.get(name)) is not None:
+            if not any(type(value) is type(one) and value == one for one in harmless):
+                raise InvalidRequest(_unsupported(name, harmless, where), param=name)
+        elif ignored.count < _COMPARED and (meant := self._meant(name, present)):
+            raise InvalidRequest(f'unknown field {quoted(name)}{where}; did you mean "{meant}"?', param=name)
+        ignored.add(name)
 
     def _meant(self, name: str, present: Collection[str]) -> str | None:
         """The absent field that a name resembles. A request without a required field would be rejected anyway."""
         absent = [near for near in resembled(name, self.known) if near not in present]
-        return next((near for near in absent if near in self.required or name not in DOCUMENTED), None)
-
-    def _asks_nothing(self, value: object, harmless: Sequence[object]) -> bool:
-        if self.owners.texts_for_booleans and isinstance(value, str):
-            value = BOOLEANS.get(value.lower(), value)
-        return any(type(value) is type(one) and value == one for one in harmless)
+        return next((near for near in absent if near in self.required or name not in _NO_TYPOS), None)
 
     def passed_over(self, fields: Mapping[str, object]) -> Ignored | None:
-        """The ignored fields of an open map; None if all are read or have no effect.
+        """The ignored fields of an open map; None if all are read.
 
         Raises:
             InvalidRequest: A value has an unsupported effect, or a name resembles an absent field.
@@ -151,13 +165,6 @@ class Level:
         for name in [name for name in fields if name not in self.names]:
             self.pass_over(name, fields[name], present, self._where, ignored)
         return ignored or None
-
-
-BOOLEANS = {
-    **dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True),
-    **dict.fromkeys(("false", "f", "no", "n", "off", "0"), False),
-}
-"""Texts that pydantic accepts as booleans; Xinference validates its requests with pydantic."""
 
 
 def resembled(name: str, known: tuple[str, ...]) -> tuple[str, ...]:
@@ -172,8 +179,7 @@ def near_names(name: str, known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _unsupported(name: str, harmless: Sequence[object], where: str) -> str:
-    # The name is the owner's, not the request's.
-    values = " or ".join(dict.fromkeys(map(json.dumps, harmless)))  # owners may agree
+    values = " or ".join(map(json.dumps, harmless))
     return f"the value of `{name}`{where} is not supported; leave it out" + (f" or send {values}" if values else "")
 
 
@@ -185,14 +191,12 @@ class _Object:
         names: Its fields, including the tag field of a union.
         optional: Fields that null omits.
         below: The places of fields that hold messages.
-        booleans: Fields that accept texts as booleans.
     """
 
     level: Level
     names: frozenset[str]
     optional: frozenset[str]
     below: Mapping[str, _Place]
-    booleans: Sequence[str]
     tag_field: str | None
     tag: object
 
@@ -211,10 +215,8 @@ class _Place:
         return None
 
 
-def obey_rule(value: object, kind: type[msgspec.Struct], ignored: Ignored | None) -> bool:
+def obey_rule(value: object, kind: type[msgspec.Struct], ignored: Ignored) -> bool:
     """Applies the rule to decoded JSON in place; returns whether anything changed.
-
-    If `ignored` is None, unknown fields stay, and the decoder rejects them.
 
     Raises:
         InvalidRequest: A value has an unsupported effect, or a name resembles an absent field.
@@ -228,7 +230,7 @@ def obey_rule(value: object, kind: type[msgspec.Struct], ignored: Ignored | None
 
 
 class _Walk:
-    def __init__(self, ignored: Ignored | None) -> None:
+    def __init__(self, ignored: Ignored) -> None:
         self.changed = False
         self._ignored = ignored
         self._path: list[str] = ["$"]
@@ -252,7 +254,7 @@ class _Walk:
             for name in [name for name in value.keys() & kind.optional if value[name] is None]:
                 del value[name]
                 self.changed = True
-        if self._ignored is not None and (others := [name for name in value if name not in kind.names]):
+        if others := [name for name in value if name not in kind.names]:
             where = f" (at `{''.join(self._path)}`)" if len(self._path) > 1 else ""
             for name in others:
                 _refuse_misplaced(name, value, kind, where)
@@ -260,10 +262,6 @@ class _Walk:
             for name in others:
                 del value[name]
             self.changed = True
-        for name in kind.booleans:
-            if isinstance(text := value.get(name), str) and text.lower() in BOOLEANS:
-                value[name] = BOOLEANS[text.lower()]
-                self.changed = True
         for name, place in kind.below.items():
             if name in value:
                 self._below(f".{name}", value[name], place)
@@ -275,7 +273,7 @@ def _refuse_misplaced(name: str, value: Mapping[str, Any], kind: _Object, where:
     The request would be rejected anyway. Beside an optional object, such as `parameters`, the field is ignored like any
     other.
     """
-    if value[name] is None or name in kind.level.owners.unread:
+    if value[name] is None:
         return
     for field, place in kind.below.items():
         if field in kind.optional or value.get(field) is not None:
@@ -302,19 +300,14 @@ def _place(kind: Type) -> _Place | None:
 
 
 def _object(kind: StructType) -> _Object:
-    owners: Owners = getattr(kind.cls, "owners", NO_OWNER)
     fields = {field.encode_name: field for field in kind.fields}
     places = {name: _place(field.type) for name, field in fields.items()}
-    booleans = [
-        name for name, field in fields.items() if any(isinstance(one, BoolType) for one in _members(field.type))
-    ]
     required = frozenset(name for name, field in fields.items() if field.required)
     return _Object(
-        level=Level(tuple(fields), required, owners),
+        level=Level(tuple(fields), required),
         names=frozenset(fields) | ({kind.tag_field} if kind.tag_field else set()),
         optional=frozenset(fields) - required,
         below={name: place for name, place in places.items() if place is not None},
-        booleans=booleans if owners.texts_for_booleans else [],
         tag_field=kind.tag_field,
         tag=kind.tag,
     )

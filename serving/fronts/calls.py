@@ -86,7 +86,6 @@ class Calls:
             query=called.query,
             parameters=called.parameters,
             stream=_Pieces(pull) if called.streams else None,
-            refuses_unknown=called.refuses_unknown,
         )
         reply = await self._routes[called.method, called.route](self._context, http)
         head = reply.head + ignored_head(http.ignored) if http.ignored else reply.head

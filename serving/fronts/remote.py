@@ -187,7 +187,6 @@ class CoreLink(asyncio.Protocol):
             body=request.body,
             streams=request.stream is not None,
             request_id=request.request_id,
-            refuses_unknown=request.refuses_unknown,
         )
         number = self.new_number()
         if request.stream is not None:

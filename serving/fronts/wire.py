@@ -116,7 +116,6 @@ class Called(msgspec.Struct, frozen=True):
     body: bytes = b""
     streams: bool = False
     request_id: str = ""
-    refuses_unknown: bool = False
 
 
 class Replied(msgspec.Struct, frozen=True):

@@ -56,7 +56,6 @@ class AppContext:
         observer: Receives the traces of finished requests; None if nothing observes them.
         jobs: Files and batches; None if they are off.
         read_ids: Decodes token ids of another tokenizer to texts; None if such ids are rejected.
-        refuses_unknown: Whether unread fields are rejected.
         core: The core process in a front; None in the core itself.
         gather: Gathers the counts of front processes, before counts are shown; None without such processes.
         large_body_lock: Held while a large body is decompressed or scanned: one at a time.
@@ -78,7 +77,6 @@ class AppContext:
     observer: RequestObserver | None = None
     jobs: BatchesApiService | None = None
     read_ids: ReadIds | None = None
-    refuses_unknown: bool = False
     core: Core | None = None
     gather: Callable[[], Awaitable[None]] | None = None
     large_body_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -91,7 +89,6 @@ class AppContext:
         """
         if self.observer is not None:
             request.trace = _trace(route, request, self.observer)
-        request.refuses_unknown = self.refuses_unknown
         try:
             if request.body and b"content-encoding" in request.headers:
                 await request.inflate(self.settings.body_limit_bytes, self.large_body_lock)

@@ -21,9 +21,8 @@ from serving.errors import (
     NotReady,
     Unauthenticated,
     UnsupportedMediaType,
-    quoted,
 )
-from serving.fields.rule import Ignored, obey_rule, resembled
+from serving.fields.rule import Ignored, obey_rule
 from serving.http.faults import error_body, status_of
 from serving.http.malformed import malformed
 from serving.inference.requests import priority_of
@@ -32,7 +31,7 @@ from serving.net.requests import COMPRESSIONS, inflate, inflated, is_zlib, words
 from serving.records import DEFAULT_PRIORITY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from serving.inference.requests import InferRequest, Outcome, RequestTrace
     from serving.tasks.base import A
@@ -65,8 +64,7 @@ _DIGIT = re.compile(rb"[0-9]")
 # Messages of msgspec that repeat nothing received.
 _PATH = re.compile(r" - at `([^`]*)`$")
 _EXPECTED = re.compile(r"Expected `[^`]+`(?: (?:of length|with)[^`]*)?(?:, got `[^`]+`)?(?= - at|$)")
-_UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`")
-_FIELD = re.compile(r"Object (?:contains unknown|missing required) field `([A-Za-z0-9_.-]{1,64})`")
+_FIELD = re.compile(r"Object missing required field `([A-Za-z0-9_.-]{1,64})`")
 _STEP = re.compile(r"\.(\w+)|\[[^\]]*\]")
 _NAMES: set[str] = set()
 """Field names of all messages."""
@@ -92,8 +90,7 @@ class JsonDecoder(Generic[M]):
 
         Args:
             data: JSON, possibly invalid.
-            request: The request of this body. It says whether unknown fields are rejected, and collects ignored fields.
-                None: unknown fields are rejected.
+            request: Collects the ignored fields.
 
         Raises:
             MalformedRequest: Not JSON, or not UTF-8.
@@ -134,7 +131,7 @@ class JsonDecoder(Generic[M]):
             raise InvalidRequest("a number in the body is out of range") from error
         except _NOT_JSON as error:
             raise malformed(data, _NAMES) from error
-        ignored = None if request is None or request.refuses_unknown else Ignored()
+        ignored = Ignored()
         if not obey_rule(message, self._kind, ignored):
             raise self._refused(str(refusal)) from refusal
         try:
@@ -158,8 +155,6 @@ class JsonDecoder(Generic[M]):
             if match := pattern.match(text):
                 return match[0][0].lower() + match[0][1:] + where
         kinds = _kinds_at(self._kind, path[1] if path else "$")
-        if unknown := _UNKNOWN.match(text):
-            return _unknown(unknown[1], kinds, where)
         allowed = [value for kind in kinds if isinstance(kind, LiteralType) for value in kind.values]
         return f"invalid value{where}; allowed: {', '.join(map(str, allowed))}"
 
@@ -182,15 +177,6 @@ def _kinds_at(message: type, path: str) -> list[Type]:
 
 def _members(kind: Type) -> list[Type]:
     return list(kind.types) if isinstance(kind, UnionType) else [kind]
-
-
-def _unknown(name: str, kinds: Sequence[Type], where: str) -> str:
-    """Names a field only if it resembles a known one. No other received text is repeated."""
-    fields = tuple(field.encode_name for kind in kinds if isinstance(kind, StructType) for field in kind.fields)
-    if near := resembled(name, fields):
-        return f'unknown field {quoted(name)}{where}; did you mean "{near[0]}"?'
-    called = f" {quoted(name)}" if name in _NAMES else ""
-    return f"unknown field{called}{where}; allowed: {', '.join(f'`{field}`' for field in fields)}"
 
 
 async def _check_elements(data: bytes | memoryview, large_body_lock: asyncio.Lock) -> None:
@@ -263,7 +249,6 @@ class HttpRequest(msgspec.Struct):
         route: Its route in traces if it is rejected before routing.
         stream: The body, on routes for bodies too large to buffer; `body` is empty then.
         http_1_0: Whether it came over HTTP/1.0.
-        refuses_unknown: Whether unread fields are rejected, even if an owner documents them.
         ignored: The ignored fields; None if there are none.
     """
 
@@ -282,7 +267,6 @@ class HttpRequest(msgspec.Struct):
     ended: bool = False
     route: str = NO_ROUTE
     http_1_0: bool = False
-    refuses_unknown: bool = False
     ignored: Ignored | None = None
 
     def header(self, name: bytes) -> bytes | None:

@@ -169,7 +169,7 @@ async def document(routes: Iterable[BaseRoute], context: AppContext, public: Col
     schema_of = dict(zip(map(repr, types), schemas, strict=True))
     for component in components.values():
         if component.get("additionalProperties") is False:  # a request message
-            _by_rule(component, refuses_unknown=context.refuses_unknown)
+            _by_rule(component)
     for route, docs in listed:
         keyed = context.keys is not None and (route.path not in public or docs.takes is not None)
         entry = made["paths"][route.path][route.method.lower()]
@@ -224,10 +224,9 @@ def _without_head(route: ApiRoute) -> ApiRoute:
     return shown
 
 
-def _by_rule(schema: dict[str, Any], *, refuses_unknown: bool) -> None:
+def _by_rule(schema: dict[str, Any]) -> None:
     """Adapts a message's schema to the rule for fields: null omits a field, and unknown fields are allowed."""
-    if not refuses_unknown:
-        del schema["additionalProperties"]
+    del schema["additionalProperties"]
     for name in schema["properties"].keys() - set(schema.get("required", ())):
         field = schema["properties"][name]
         choices = (

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, get_args
 import msgspec
 
 from serving.errors import InvalidRequest
-from serving.fields.owners import V2_CONTROL, V2_INPUT, V2_OUTPUT, V2_PARAMETERS
 from serving.fields.rule import Level
 from serving.inference.requests import InputType, priority_of
 from serving.tasks.windows import Long, WindowScores, windows_of
@@ -27,14 +26,11 @@ READ = (
 
 REQUEST = Level(
     (*READ, "priority", "binary_data_output", "triton_enable_empty_final_response"),
-    owners=V2_PARAMETERS,
     place="parameters",
 )
-INPUT = Level(("binary_data_size", "shared_memory_region"), owners=V2_INPUT, place="inputs[].parameters")
-OUTPUT = Level(
-    ("binary_data", "classification", "shared_memory_region"), owners=V2_OUTPUT, place="outputs[].parameters"
-)
-CONTROL = Level(("version",), owners=V2_CONTROL, place="parameters")
+INPUT = Level(("binary_data_size", "shared_memory_region"), place="inputs[].parameters")
+OUTPUT = Level(("binary_data", "classification", "shared_memory_region"), place="outputs[].parameters")
+CONTROL = Level(("version",), place="parameters")
 """The known parameters of a request, of its inputs and outputs, and of model loading and unloading."""
 
 _US_PER_MS = 1000

@@ -7,13 +7,12 @@ the two. Spans of the same characters, in one window or several, are one answer,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from serving.errors import InvalidRequest, empty_input, quoted
-from serving.fields.owners import ANSWER, Owners
 from serving.tasks import replies
 from serving.tasks.base import (
     Asked,
@@ -243,8 +242,6 @@ class AnswerParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         truncate: Truncate a question that is too long; null means the server's default. A context is never truncated.
     """
 
-    owners: ClassVar[Owners] = ANSWER
-
     top_k: int = 1
     max_answer_len: int = 15
     handle_impossible_answer: bool = False
@@ -329,7 +326,6 @@ TASK = Task(
     write=_write,
     recorded=each([AnswerSpan("a graphics card", 0.8713, 8, 23)]),
     column=lambda _, __: ("answers", [AnswerSpan]),
-    owners=ANSWER,
     load=LoadFormat(
         fields=("question", "context"),
         item=lambda text: {"question": "What is this about?", "context": text},

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 
 from serving.errors import InvalidRequest, quoted
-from serving.fields.owners import NO_OWNER, Owners
 from serving.records import IDS, MASK, POSITIONS, TYPES, TensorSpec
 
 if TYPE_CHECKING:
@@ -358,7 +357,6 @@ class Task(Generic[O, A]):
         asked: The options of requests on the Open Inference Protocol; None means the defaults.
         recorded: A sample answer to a number of inputs, for the OpenAPI document.
         column: Name and type of its column in bulk work: `float`, a record, a `Vector`, or a list of one of them.
-        owners: Who documents options besides those that are read.
         summary: A model's answers in a few words; empty to show only the task's name.
     """
 
@@ -378,7 +376,6 @@ class Task(Generic[O, A]):
     asked: Callable[[Facts], O] | None = None
     recorded: Callable[[O, Facts, int], Any]
     column: Callable[[O, Facts], tuple[str, Any]]
-    owners: Owners = field(default=NO_OWNER)
     summary: Callable[[Facts], str] = lambda _: ""
     load: LoadFormat
 

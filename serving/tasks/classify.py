@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
-from serving.fields.owners import CLASSIFY
 from serving.tasks import replies, windows
 from serving.tasks.base import (
     GraphOutput,
@@ -167,7 +166,6 @@ TASK = Task(
     asked=lambda _: ClassifyOptions(ranked=False),
     recorded=_recorded,
     column=lambda _, __: ("labels", [LabelScore]),
-    owners=CLASSIFY,
     summary=_summary,
     load=LoadFormat(
         optional=("text_pair",),

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import InvalidRequest, quoted
-from serving.fields.owners import FEATURES
 from serving.tasks import replies
 from serving.tasks.base import GraphOutput, LoadFormat, Output, Task, TaskOptions, Vector, Way
 
@@ -104,7 +103,6 @@ TASK = Task(
     write=lambda answer, _: (answer,),
     recorded=lambda _, __, count: np.stack([VECTOR] * count),
     column=lambda options, facts: ("embedding", Vector(options.dimensions or facts.vector_size)),
-    owners=FEATURES,
     summary=lambda facts: (
         f"{facts.pooling} pooling, {facts.vector_size} components{', of length 1' if facts.normalize else ''}"
     ),

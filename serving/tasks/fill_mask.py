@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from serving.errors import InvalidRequest
-from serving.fields.owners import FILL_MASK, Owners
 from serving.records import EncodedText
 from serving.tasks import replies
 from serving.tasks.base import (
@@ -142,8 +141,6 @@ class FillMaskParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         truncate: Truncate inputs that are too long; null means the server's default.
     """
 
-    owners: ClassVar[Owners] = FILL_MASK
-
     top_k: int = 5
     targets: str | list[str] | None = None
     truncate: bool | None = None
@@ -230,7 +227,6 @@ TASK = Task(
     asked=lambda facts: FillMaskOptions(_filled(facts)),
     recorded=_recorded,
     column=lambda _, __: ("masks", [[FilledMask]]),
-    owners=FILL_MASK,
     summary=lambda facts: f"{facts.candidates} words for each mask",
     load=LoadFormat(
         item=_item,

@@ -7,13 +7,12 @@ continues an entity. Words, groups and scores match Transformers' pipeline.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 import numpy as np
 
 from serving.errors import InvalidRequest
-from serving.fields.owners import TAG, Owners
 from serving.tasks import replies, windows
 from serving.tasks.base import (
     Asked,
@@ -292,8 +291,6 @@ class TagParameters(LongText, frozen=True, forbid_unknown_fields=True):
             `none`.
     """
 
-    owners: ClassVar[Owners] = TAG
-
     aggregation_strategy: Aggregation | None = None
     ignore_labels: tuple[str, ...] = ("O",)
     truncate: bool | None = None
@@ -361,7 +358,6 @@ TASK = Task(
     write=lambda answer, _: ([msgspec.json.encode(entities).decode() for entities in answer],),
     recorded=each([Entity("ORG", 0.9871, "Nvidia", 19, 25), Entity("LOC", 0.9926, "Santa Clara", 29, 40)]),
     column=lambda options, _: ("entities", [TaggedToken if options.aggregation == "none" else Entity]),
-    owners=TAG,
     summary=lambda facts: f"{len(facts.labels)} tags",
     load=LoadFormat(answers=lambda found: [found], row=json.loads, check=_check),
 )

@@ -119,11 +119,7 @@ def test_ray_gets_columns_with_nulls_for_what_is_rejected(tasks_repository: Path
         ({"task": "sing"}, 'unknown task "sing"'),
         ({"model": "none"}, "unknown model"),
         ({"options": {"dimensons": 3}}, 'unknown field "dimensons"; did you mean "dimensions"'),
-        ({"options": {"return_tensors": True}}, "`return_tensors`"),
-        (
-            {"options": {"top_k": 3}, "unknown_fields": "refuse"},
-            'unknown option "top_k"; available: normalize, dimensions',
-        ),
+        ({"options": {"output_dimension": 8}}, "`output_dimension`"),
         ({"options": {"dimensions": "many"}}, "Expected `int"),
         ({"options": {"dimensions": 900}}, "1 to 32"),
         ({"prompt_name": "none"}, "unknown `prompt_name`"),
@@ -136,6 +132,6 @@ def test_what_a_model_cannot_do_is_said(wrong: dict[str, Any], message: str, tas
     kept = Model(
         tasks_repository, "embed", options={"dimensions": None, "top_k": 3, "truncation": True, "normalize": False}
     )
-    assert (kept.options, kept.ignored) == (EmbedOptions(normalize=False), "top_k")
+    assert (kept.options, kept.ignored) == (EmbedOptions(normalize=False), "top_k, truncation")
     with pytest.raises(BatchError, match="reads 1 column of text, not 2"):
         Model(tasks_repository, "embed").check_columns(2)

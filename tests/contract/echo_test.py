@@ -224,7 +224,7 @@ def test_no_line_of_a_batch_is_repeated_in_its_reason(tmp_path: Path) -> None:
         {"task": ODD},
         {"model": ODD},
         {"prompt_name": ODD},
-        *({"options": {name: ODD}, "unknown_fields": "refuse"} for name in (NAME, ODD, "dimensions", "top_k")),
+        *({"options": {name: ODD}} for name in ("dimensions", "dimensons", "truncation")),
         {"options": {"dimensions": NUMBER}},
         {"task": "tag", "options": {"aggregation": ODD}},
         {"task": "classify", "options": {"function": NAME}},

@@ -156,7 +156,7 @@ async def test_a_refused_client_that_sends_on_can_read_why() -> None:
     limiter = ConnectionLimiter(0)
     async with listening(limiter) as listener:
         clients = [connect(listener) for _ in range(40)]
-        await until(lambda: limiter.refused["full"] == len(clients), "the refusals")
+        await until(lambda: limiter.refused == len(clients), "the refusals")
         told = clients[:16]
         for _ in range(3):
             for client in told:

@@ -132,12 +132,10 @@ class Lines:
         return lines
 
 
-def check_lines(
-    path: Path, endpoint: str, most_lines: int, most_bytes: int, *, refuses_unknown: bool = False
-) -> tuple[int, list[Problem]]:
+def check_lines(path: Path, endpoint: str, most_lines: int, most_bytes: int) -> tuple[int, list[Problem]]:
     """The number of requests of an input file, and its first hundred problems.
 
-    It may have `most_lines` lines of `most_bytes` each, all for the endpoint. `refuses_unknown` rejects unknown fields.
+    It may have `most_lines` lines of `most_bytes` each, all for the endpoint.
     """
     problems: list[Problem] = []
     seen: set[bytes] = set()
@@ -154,14 +152,14 @@ def check_lines(
             if count > most_lines:
                 message = f"The file has more than {most_lines} lines (--batch-max-lines)."
                 return count, [*problems, Problem("too_many_lines", message)]
-            if problem := _problem(text, endpoint, seen, number, refuses_unknown=refuses_unknown):
+            if problem := _problem(text, endpoint, seen, number):
                 problems.append(problem)
     if not count and not problems:
         problems.append(Problem("empty_file", "The input file is empty."))
     return count, problems
 
 
-def _problem(text: bytes, endpoint: str, seen: set[bytes], number: int, *, refuses_unknown: bool) -> Problem | None:
+def _problem(text: bytes, endpoint: str, seen: set[bytes], number: int) -> Problem | None:
     """The problem of a line, if any; adds its `custom_id` to those seen."""
     try:
         fields = _line_decoder.decode(text)
@@ -169,7 +167,7 @@ def _problem(text: bytes, endpoint: str, seen: set[bytes], number: int, *, refus
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return Problem("invalid_json_line", "The line is not a UTF-8 JSON object.", None, number)
     try:
-        ignored = _LEVEL.passed_over(fields)
+        _LEVEL.passed_over(fields)
     except InvalidRequest as error:
         return Problem("unknown_parameter", f"{error.message[0].upper()}{error.message[1:]}", None, number)
     if missing := [name for name in _FIELDS if name not in fields]:
@@ -182,12 +180,6 @@ def _problem(text: bytes, endpoint: str, seen: set[bytes], number: int, *, refus
     digest = hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     is_object = bytes(fields["body"]).lstrip().startswith(b"{")
     rules = (
-        (
-            not (ignored and refuses_unknown),
-            "unknown_parameter",
-            f"Unknown field. Allowed fields: {', '.join(_FIELDS)}.",
-            None,
-        ),
         (
             0 < len(custom_id) <= _LONGEST_ID,
             "invalid_custom_id",

@@ -16,7 +16,6 @@ import sqlite3
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -296,7 +295,7 @@ class BatchesApiRunner:
         if job.state is not JobState.CANCELLING:
             state = JobState.FAILED
             total, problems = await self._jobs.in_thread(
-                partial(check_lines, refuses_unknown=settings.unknown_fields == "refuse"),
+                check_lines,
                 *(self._jobs.store.path(job.input_file_id), job.endpoint),
                 *(settings.batch_max_lines, settings.body_limit_bytes),
             )

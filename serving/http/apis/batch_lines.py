@@ -68,7 +68,6 @@ class BatchLines(Generic[M, A]):
         """See `Endpoint`."""
         route = self._route
         http = HttpRequest("POST", route.path, self._headers, body, line_id, time.perf_counter())
-        http.refuses_unknown = self._context.refuses_unknown
         message = await http.json(route.decoder, self._context.large_body_lock)
         name, inputs = await route.read(self._context, message)
         http.body = b""

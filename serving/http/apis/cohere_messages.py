@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import msgspec
 
-from serving.fields import owners as documented
-from serving.fields.owners import Owners  # noqa: TC001  msgspec reads the annotations
 from serving.http.apis.openai_messages import Usage  # noqa: TC001  msgspec reads the annotations
 from serving.http.apis.tei_messages import SparseWeight  # noqa: TC001  likewise
 from serving.http.apis.vectors import VectorType
@@ -51,8 +49,6 @@ class CohereEmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
         output_dimension: Number of leading components to keep.
         max_tokens: Maximum tokens of each text to embed, without special tokens and the prompt.
     """
-
-    owners: ClassVar[Owners] = documented.COHERE_EMBED
 
     texts: list[str] | None = None
     inputs: list[MixedInput] | None = None
@@ -134,8 +130,6 @@ class RankingRequest(msgspec.Struct, forbid_unknown_fields=True):
         weights: Weights of the scores of a model with several outputs, by the names `dense`, `sparse` and `tokens`;
             null: the same weight for all.
     """
-
-    owners: ClassVar[Owners] = documented.RANKING
 
     query: str
     documents: list[str | dict[str, str]]

@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from serving.errors import InvalidRequest, setting_of
-from serving.fields import owners as documented
-from serving.fields.owners import Owners  # noqa: TC001  msgspec reads the annotations
 from serving.http.apis import tei
 from serving.http.apis.tei_messages import (
     Compared,
@@ -60,8 +58,6 @@ class FeatureParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         dimensions: Number of leading components to keep.
         outputs: Return several embeddings of each text, as `/embed` does; null: the dense vector alone.
     """
-
-    owners: ClassVar[Owners] = documented.FEATURES
 
     normalize: bool | None = None
     truncate: bool | None = None
@@ -109,8 +105,6 @@ class ClassifyParameters(LongScored, frozen=True, forbid_unknown_fields=True):
         multi_label: Score each of `candidate_labels` independently; otherwise their scores add up to 1.
         long: `window` reads long texts in windows, by `window_tokens`, `window_overlap` and `window_scores`.
     """
-
-    owners: ClassVar[Owners] = documented.CLASSIFY
 
     function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
     top_k: int | None = None

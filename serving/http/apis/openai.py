@@ -108,7 +108,7 @@ async def inputs_of(context: AppContext, message: EmbeddingsRequest) -> tuple[st
     check_not_empty(inputs, "input")
     rows = [value for value in inputs if not isinstance(value, str)]
     if read_ids is None or not rows:
-        return name, [text if isinstance(text, str) else _own_ids(context, model, text) for text in inputs]
+        return name, [text if isinstance(text, str) else _own_ids(model, text) for text in inputs]
     return name, await context.pipeline.read(model, BYTES_PER_ID * sum(map(len, rows)), lambda _: read_ids(inputs))
 
 
@@ -146,7 +146,7 @@ def _plain(inputs: str | TextInput | list[str | TextInput | list[int] | int]) ->
     return cast("list[str | list[int] | int]", inputs)
 
 
-def _own_ids(context: AppContext, model: ServedModel, ids: list[int]) -> list[int]:
+def _own_ids(model: ServedModel, ids: list[int]) -> list[int]:
     """Token ids with the model's special tokens.
 
     Clients of OpenAI's own server send its tokenizer's ids, which this model would read as other words.

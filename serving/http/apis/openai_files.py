@@ -122,10 +122,6 @@ async def create_file(context: AppContext, http: HttpRequest) -> HttpReply:
         if form.file_name is None:
             raise InvalidRequest("the form has no field `file`")
         if (ignored := _UPLOADED.passed_over(form.fields)) is not None:
-            if http.refuses_unknown:
-                raise InvalidRequest(
-                    f"the form has {ignored.count} unknown fields; allowed: file, {', '.join(_UPLOADED.known)}"
-                )
             http.pass_over(ignored)
         keep_s = _kept_s(form.fields)
         return json_reply(file_object(await upload.accept(_owner(context, http), form.file_name, keep_s)))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import msgspec
 
-from serving.fields import owners as documented
-from serving.fields.owners import Owners  # noqa: TC001  msgspec reads the annotations
 from serving.http.apis.tei_messages import SparseWeight  # noqa: TC001  msgspec reads the annotations
 from serving.http.apis.vectors import VectorType  # noqa: TC001  likewise
 from serving.inference.requests import InputType  # noqa: TC001  likewise
@@ -17,8 +15,6 @@ JinaTask = Literal["retrieval.query", "retrieval.passage", "classification", "se
 
 class TextInput(msgspec.Struct, forbid_unknown_fields=True):
     """A text in Jina's format."""
-
-    owners: ClassVar[Owners] = documented.EMBEDDING_INPUT
 
     text: str
 
@@ -42,8 +38,6 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
         outputs: Return several embeddings of each text: any of `dense` (as `embedding`), `sparse` (as
             `sparse_embedding`) and `tokens` (as `token_embeddings`) that the model has; null: the dense vector alone.
     """
-
-    owners: ClassVar[Owners] = documented.EMBEDDINGS
 
     input: str | TextInput | list[str | TextInput | list[int] | int]
     model: str | None = None

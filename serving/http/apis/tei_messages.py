@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from serving.fields import owners as documented
-from serving.fields.owners import Owners  # noqa: TC001  msgspec reads the annotations
 from serving.http.apis.vectors import SparseFormat  # noqa: TC001  msgspec reads the annotations
 from serving.inference.requests import InputType, Token
 from serving.tasks.windows import LongScored
@@ -36,8 +34,6 @@ class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
             the model has; null: the dense vector alone.
     """
 
-    owners: ClassVar[Owners] = documented.TEI_EMBED
-
     inputs: str | list[str | list[int] | int]
     truncate: bool | None = None
     truncation_direction: Direction | None = None
@@ -62,8 +58,6 @@ class EmbeddedChunk(msgspec.Struct):
 
 class EmbedAllRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Texts whose tokens to embed."""
-
-    owners: ClassVar[Owners] = documented.TEI_EMBED_ALL
 
     inputs: str | list[str | list[int] | int]
     truncate: bool | None = None
@@ -123,8 +117,6 @@ class PredictRequest(LongScored, frozen=True, forbid_unknown_fields=True):
         long: `window` reads long texts in windows, by `window_tokens`, `window_overlap` and `window_scores`.
     """
 
-    owners: ClassVar[Owners] = documented.TEI_PREDICT
-
     inputs: str | list[str | list[str]]
     truncate: bool | None = None
     truncation_direction: Direction | None = None
@@ -148,8 +140,6 @@ class RerankRequest(LongScored, frozen=True, forbid_unknown_fields=True):
             null: the same weight for all.
         long: `window` reads long texts in windows, by `window_tokens`, `window_overlap` and `window_scores`.
     """
-
-    owners: ClassVar[Owners] = documented.TEI_RERANK
 
     query: str
     texts: list[str]
@@ -195,8 +185,6 @@ class SimilarityRequest(msgspec.Struct, forbid_unknown_fields=True):
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Texts to tokenize; `add_special_tokens` adds the model's special tokens."""
 
-    owners: ClassVar[Owners] = documented.TEI_TOKENIZE
-
     inputs: str | list[str]
     add_special_tokens: bool = True
     prompt_name: str | None = None
@@ -205,8 +193,6 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 class DecodeRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Token ids to decode to text: the ids of one text, or a list of ids for each text."""
-
-    owners: ClassVar[Owners] = documented.TEI_DECODE
 
     ids: list[int | list[int]]
     skip_special_tokens: bool = True
