@@ -34,8 +34,8 @@ _UNSUPPORTED: Mapping[str, Sequence[object]] = {
     "truncation": (True, "longest_first"),  # Voyage, Jina, Transformers
     "use_activation": (True,),  # vLLM
     "instruction": (),
-    "multi_class": (False,),  # Transformers' former names of `multi_label` and `aggregation_strategy`
-    "grouped_entities": (),
+    "multi_class": (False,),  # Transformers' former name of `multi_label`
+    "config": (),  # Triton, of a model to load
 }
 """Fields of other vendors that would change the answer, with the values that would not."""
 

@@ -180,7 +180,7 @@ def test_fields_of_other_vendors_are_taken(tasks_server: Server, path: str, body
         ("/v1/rerank", {**RANK, "use_activation": False}, 422, "`use_activation` is not supported"),
         ("/v1/rerank", {**RANK, "instruction": "find answers"}, 422, "instruction"),
         ("/classify", {"inputs": "a text", "parameters": {"multi_class": True}}, 422, "multi_class"),
-        ("/tag", {**TAG, "parameters": {"grouped_entities": True}}, 422, "grouped_entities"),
+        ("/v2/repository/models/embed/load", {"parameters": {"config": "{}"}}, 400, "config"),
         (V2, {"inputs": [TENSOR], "parameters": {"timeot": 5}}, 400, "timeout"),
         (V2, {"inputs": [TENSOR], "output": []}, 400, "outputs"),
         ("/embed", {"input": "a"}, 422, 'did you mean "inputs"'),
@@ -253,9 +253,9 @@ def test_over_grpc_parameters_are_passed_over_and_named(tasks_server: Server) ->
             pb.ModelStreamInferResponse.FromString,
         )
         _, call = unary.with_call(request, timeout=TIMEOUT_S)
-        assert metadata(call)["bertserve-ignored-fields"] == "y, x"
+        assert metadata(call)["bertserve-ignored-fields"] == "y, sequence_id, x"
         (response,) = stream(iter([request]), timeout=TIMEOUT_S)
-        assert response.infer_response.parameters["bertserve_ignored_fields"].string_param == "y, x"
+        assert response.infer_response.parameters["bertserve_ignored_fields"].string_param == "y, sequence_id, x"
         request.parameters["timeot"].int64_param = 5
         with pytest.raises(grpc.RpcError) as refused:
             unary(request, timeout=TIMEOUT_S)

@@ -137,7 +137,7 @@ def test_info_and_health(fake_server: Server, tasks_server: Server) -> None:
     ("path", "message", "status", "kind"),
     [
         ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, 400, "Empty"),
-        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["a"] * 32}}, 422, "Validation"),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["a"] * 2048}}, 422, "Validation"),
         ("/tokenize", {"inputs": []}, 400, "Empty"),
         ("/tokenize", {"inputs": ["a"] * 2049}, 422, "Validation"),
         # What `is_empty` of TEI's core/src/tokenization.rs says is empty, and `decode` beside it.

@@ -196,7 +196,7 @@ def _problem(text: bytes, endpoint: str, seen: set[bytes], number: int) -> Probl
         seen.add(digest)
         return None
     _, code, message, field = broken
-    return Problem(code, message, None if field is None else _FIELDS[field], number)
+    return Problem(code, message, _FIELDS[field], number)
 
 
 class Results:
