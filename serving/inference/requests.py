@@ -26,7 +26,6 @@ class InferRequest(msgspec.Struct, Generic[A]):
 
     Attributes:
         inputs: One or more inputs; all are answered or none.
-        max_inputs: The route's maximum of `len(inputs)`.
         model: None means the task's default or only model.
         version: None means the newest.
         truncate: None means the server's default.
@@ -42,7 +41,6 @@ class InferRequest(msgspec.Struct, Generic[A]):
 
     inputs: Sequence[TextInput]
     options: TaskOptions[A]
-    max_inputs: int
     model: str | None = None
     version: str | None = None
     truncate: Truncate | None = None

@@ -186,7 +186,7 @@ class V2Service:
             raise InvalidRequest(f"this model name takes {IDS!r}; for texts, use the name without {TOKENS!r}")
         if inputs and isinstance(inputs[0], tuple) and 2 not in view.model.task.texts:  # noqa: PLR2004  a pair
             raise InvalidRequest(f"the task {view.model.manifest.task} takes one text, without {PAIR!r}")
-        request = InferRequest(inputs, view.options_for(outputs), self.max_inputs, view.model.name, version)
+        request = InferRequest(inputs, view.options_for(outputs), view.model.name, version)
         if parameters:
             read_parameters(request, parameters)
         return view, request

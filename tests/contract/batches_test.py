@@ -323,7 +323,7 @@ def test_a_server_that_ends_in_the_middle_goes_on(models: Path, tmp_path: Path, 
             client = client_of(server)
             wait_for(lambda: completed(client, batch.id) >= kill * total // (kills + 1), "progress", 30.0)  # noqa: B023
             end(server, client, signal.SIGTERM if kill % 4 == 0 else signal.SIGKILL)
-    real = ("--precision", "fp32", *MEASURED, "--body-timeout-s", "2")
+    real = ("--precision", "fp32", *MEASURED)
     with Server(models, *real, *where) as server, RawConnection(server.http) as slow:
         slow.send(UPLOAD % b"" + b"x" * 400)
         client = client_of(server)

@@ -186,7 +186,7 @@ class Served:
         model = SimpleNamespace(index=BATCHED, name="a", version="1", manifest=manifest, tokenizer=tokenizer)
         model.prompted, model.after_us = lambda inputs, *_: inputs, {EndlessOptions: 1e6}
         self.pipeline = Pipeline(
-            settings=SimpleNamespace(auto_truncate=True, max_timeout_ms=60_000.0),  # type: ignore[arg-type]
+            settings=SimpleNamespace(auto_truncate=True, max_client_batch_size=8, max_timeout_ms=60_000.0),  # type: ignore[arg-type]
             repository=SimpleNamespace(find=lambda *_: model, compute_type="cpu"),  # type: ignore[arg-type]
             lifecycle=SimpleNamespace(accepting=True),  # type: ignore[arg-type]
             dispatcher=self.bench.dispatcher,
@@ -195,7 +195,7 @@ class Served:
 
     async def ask(self, timeout_ms: float | None) -> asyncio.Task[Outcome[Any]]:
         """A request whose texts the engine has answered, if it was admitted."""
-        request = InferRequest(["a"], EndlessOptions(), 8, timeout_ms=timeout_ms, arrival=now())
+        request = InferRequest(["a"], EndlessOptions(), timeout_ms=timeout_ms, arrival=now())
         task = asyncio.create_task(self.pipeline.infer(request))
         await asyncio.sleep(0)
         self.bench.engine.finish_all()

@@ -59,7 +59,7 @@ def test_a_deadline_runs_while_a_request_waits_for_the_tokenizer() -> None:
         dispatcher = Dispatcher(Policy(64, [True], [False]), AdmissionLimits(10_000), SimpleNamespace(), now)
         dispatcher.engine_up(SimpleNamespace(lanes=[0]), [model_costs(constant(100))])
         pipeline = Pipeline(
-            settings=SimpleNamespace(auto_truncate=True),
+            settings=SimpleNamespace(auto_truncate=True, max_client_batch_size=8),
             repository=SimpleNamespace(find=lambda *_: model),
             lifecycle=SimpleNamespace(accepting=True),
             dispatcher=dispatcher,
@@ -67,7 +67,7 @@ def test_a_deadline_runs_while_a_request_waits_for_the_tokenizer() -> None:
         )
 
         def ask(timeout_ms: float) -> asyncio.Task[Any]:
-            request = InferRequest([LONG], EmbedOptions(), 8, timeout_ms=timeout_ms, arrival=now())
+            request = InferRequest([LONG], EmbedOptions(), timeout_ms=timeout_ms, arrival=now())
             return asyncio.create_task(pipeline.infer(request))
 
         first = ask(60_000.0)

@@ -111,7 +111,6 @@ async def _embed(context: AppContext, http: HttpRequest, version: str) -> HttpRe
     request: InferRequest[Any] = InferRequest(
         inputs,
         _options(types, model, message.output_dimension),
-        context.settings.max_client_batch_size,
         model.name,
         truncate=truncate,
         input_type=None if message.input_type == "image" else message.input_type,
@@ -192,7 +191,6 @@ async def rank(context: AppContext, http: HttpRequest, version: str, *, repeat: 
     request = InferRequest(
         [(message.query, document) for document in documents],
         options,
-        context.settings.max_client_batch_size,
         model.name,
     )
     outcome = await context.pipeline.infer(http.stamp(request))

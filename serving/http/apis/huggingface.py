@@ -320,8 +320,8 @@ async def _run_task(
     *,
     truncate: bool | None,
 ) -> Outcome[A]:
-    most, model = context.settings.max_client_batch_size, http.parameters.get("model")
-    return await context.pipeline.infer(http.stamp(InferRequest(inputs, options, most, model, truncate=truncate)))
+    request = InferRequest(inputs, options, http.parameters.get("model"), truncate=truncate)
+    return await context.pipeline.infer(http.stamp(request))
 
 
 def _text(value: str | TextPair) -> TextInput:

@@ -126,7 +126,6 @@ async def embed_inputs(
     request: InferRequest[Any] = InferRequest(
         inputs,
         options,
-        context.settings.max_client_batch_size,
         name,
         truncate=message.truncate,
         prompt_name=message.prompt_name,

@@ -90,11 +90,10 @@ async def _run_task(
     message: EmbedRequest | EmbedAllRequest | PredictRequest | RerankRequest | SimilarityParameters,
     model: str | None = None,
 ) -> Outcome[A]:
-    settings = context.settings
     check_not_empty(inputs)
-    cut = _truncation(message.truncate, message.truncation_direction, settings.auto_truncate)
+    cut = _truncation(message.truncate, message.truncation_direction, context.settings.auto_truncate)
     model = model or http.parameters.get("model")
-    request = InferRequest(inputs, options, settings.max_client_batch_size, model, truncate=cut)
+    request = InferRequest(inputs, options, model, truncate=cut)
     if not isinstance(message, PredictRequest | RerankRequest):
         request.prompt_name, request.input_type = message.prompt_name, message.input_type
     return await context.pipeline.infer(http.stamp(request))
