@@ -244,7 +244,7 @@ def test_a_client_that_does_not_read(serve: Callable[..., Server]) -> None:
                 return True
             return False
 
-        wait_for(cut_off, "the connection to be cut off")
+        wait_for(cut_off, "the connection to be cut off", 30)
     wait_for(lambda: metric(server, "bertserve_admitted_tokens") == 0, "an idle server")
     assert serves(server)
 
