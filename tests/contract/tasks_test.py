@@ -248,7 +248,7 @@ MANY_SPANS = {"question": "x", "context": "y " * 9000}
 WRONG = {
     "no class at all": ("/classify", {"inputs": "x", "parameters": {"top_k": 0}}, 422),
     "unknown function": ("/classify", {"inputs": "x", "parameters": {"function_to_apply": "relu"}}, 422),
-    "unknown parameter": ("/tag", {"inputs": "x", "parameters": {"grouped_entities": True}}, 422),
+    "unsupported parameter": ("/tag", {"inputs": "x", "parameters": {"truncation": False}}, 422),
     "no inputs": ("/tag", {"inputs": []}, 400),
     "too many inputs": ("/tag", {"inputs": ["x"] * 2049}, 422),
     "too long": ("/tag", {"inputs": "is " * MAX_LENGTH, "parameters": {"truncate": False}}, 422),
