@@ -42,8 +42,8 @@ async def start_engine(
 ) -> EngineLife:
     """Starts one process, or one for each GPU of the load; arguments and errors as in `RemoteEngine.start`.
 
-    For several GPUs `started` is not called. A GPU is given up if its engine dies three times within a minute, or is not
-    ready in time.
+    For several GPUs `started` is not called. A GPU is given up if its engine dies three times within a minute, or is
+    not ready in time.
     """
     if len(load.gpus) > 1:
         return await RemoteFleet.start(load, hang_s, start_limit_s=start_limit_s)
