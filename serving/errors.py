@@ -131,14 +131,6 @@ class ModelNotFound(InvalidRequest, reason="model_not_found", http=404, grpc="NO
     """No model or version of that name is served."""
 
 
-class ObjectNotFound(InvalidRequest, reason="object_not_found", http=404, grpc="NOT_FOUND"):
-    """No file or batch of that id, or it belongs to another key."""
-
-
-class Conflict(InvalidRequest, reason="conflict", http=409, grpc="FAILED_PRECONDITION"):
-    """The state of a resource does not allow the request."""
-
-
 class ServiceNotFound(InvalidRequest, reason="service_not_found", http=404, grpc="NOT_FOUND"):
     """The health service was asked about an unknown service."""
 
@@ -201,10 +193,6 @@ class BulkOverloaded(Overloaded, reason="bulk_overloaded"):
 
 class DeadlineExceeded(BertserveError, reason="deadline_exceeded", http=504, grpc="DEADLINE_EXCEEDED"):
     """The deadline passed before there was an answer."""
-
-
-class StorageFull(BertserveError, reason="storage_full", http=507, grpc="RESOURCE_EXHAUSTED"):
-    """No room for a file: the disk is full, or all files together have reached their limit."""
 
 
 class Unavailable(BertserveError, reason="unavailable", http=503, grpc="UNAVAILABLE"):

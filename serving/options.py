@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 
+_BATCH_SETTINGS = ("dir", "disk-mb", "file-mb", "keep-days", "max-files", "max-jobs", "max-lines")
+
 LEFT: dict[str, str] = {
     "accept-bare-ids": "send token IDs with the model's special tokens, or strings",
+    **dict.fromkeys([f"batch-{name}" for name in _BATCH_SETTINGS], "use `bertserve batch`, which needs no server"),
     "agent-port": "balance by `leastconn`, as deploy/haproxy/haproxy.cfg does",
     "body-timeout-s": "it is 10 s; leave it out",
     "build-engine": "run `bertserve build` before the server starts, with the same --cache-dir",

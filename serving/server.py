@@ -12,17 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from serving.bulk.batches_api.records import JobState
-from serving.bulk.batches_api.runner import BatchesApiRunner
-from serving.bulk.batches_api.service import BatchesApiService
 from serving.errors import StartupError
 from serving.fronts.calls import Calls
 from serving.fronts.pool import FrontPool
 from serving.fronts.slots import SharedSlots, automatic
 from serving.garbage import freeze
 from serving.host import available_cpus
-from serving.http.apis import openai, operations, tei
-from serving.http.apis.batch_lines import BatchLines
+from serving.http.apis import operations
 from serving.http.app import App
 from serving.http.middleware import is_loopback
 from serving.inference.answer_cache import AnswerCache
@@ -50,7 +46,6 @@ from serving.wires import Wires
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from serving.http.apis.batch_lines import LineRoute
     from serving.inference.served_models import Repository
     from serving.logs import LogWriter
     from serving.net.ports import Ports
@@ -61,9 +56,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve")
 
 _END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-_LINE_ROUTES: Sequence[LineRoute[Any, Any]] = (openai.LINES, tei.SPARSE_LINES)
-"""The routes whose requests can be lines of batch files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +72,6 @@ class Server:
     limiter: ConnectionLimiter
     budget: BufferBudget
     recent: Recent
-    jobs: BatchesApiService | None
-    runner: BatchesApiRunner | None
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]]
 
 
@@ -150,7 +140,6 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     processes = settings.front_processes or automatic(slot.load, available_cpus())
     slots = SharedSlots.create(1 + processes) if processes > 1 else None
     budget = BufferBudget.of(settings, None if slots is None else slots.values)
-    jobs = BatchesApiService.open(settings)
     fronts = None
     if slots is not None:
         fronts = FrontPool(
@@ -167,7 +156,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         )
         pipeline.elsewhere = fronts.uses
     reported = fronts.report if fronts else None
-    status = Status(repository, lifecycle, dispatcher, metrics, recent, slot, versions, jobs, reported)
+    status = Status(repository, lifecycle, dispatcher, metrics, recent, slot, versions, reported)
     wires = Wires.open(
         settings,
         http=ports.http,
@@ -183,7 +172,6 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         budget=budget,
         status=status.report,
         gather=fronts.gather if fronts else None,
-        jobs=jobs,
     )
     http, grpc, context = wires.http, wires.grpc, wires.context
     if fronts is not None:
@@ -207,7 +195,6 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     lifecycle.subscribe(lambda state: tell(log.info, "state: %s", state=state))
 
     background = [wires.files.run, give_back_free_memory]
-    lines = {route.path: BatchLines(context, route) for route in _LINE_ROUTES}
     server = Server(
         settings=settings,
         lifecycle=lifecycle,
@@ -221,8 +208,6 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         limiter=limiter,
         budget=budget,
         recent=recent,
-        jobs=jobs,
-        runner=BatchesApiRunner(jobs, lines, settings) if jobs else None,
         background=background,
     )
     _show(metrics, server, log_writer)
@@ -266,11 +251,6 @@ def _show(metrics: Metrics, server: Server, log_writer: LogWriter) -> None:
     metrics.read(catalogue.FRONT_CPU, lambda: of_fronts(catalogue.FRONT_CPU))
     metrics.read(catalogue.FRONT_MEMORY, lambda: fronts.resident_bytes if fronts else 0)
     metrics.read(catalogue.BUFFERS, lambda: server.budget.used)
-    jobs, runner = server.jobs, server.runner
-    metrics.read(catalogue.JOBS, lambda: jobs.store.states if jobs else {str(state): 0.0 for state in JobState})
-    metrics.read(catalogue.JOB_LINES, lambda: runner.lines if runner else {"completed": 0.0, "failed": 0.0})
-    metrics.read(catalogue.JOB_FILES, lambda: jobs.store.files if jobs else 0)
-    metrics.read(catalogue.JOB_BYTES, lambda: jobs.store.used_bytes if jobs else 0)
     limiters = {"clients": server.limiter, "probes": server.probes.limiter}
     metrics.read(catalogue.CONNECTIONS_LIMIT, lambda: {port: float(each.limit) for port, each in limiters.items()})
     metrics.read(
@@ -319,7 +299,6 @@ async def serve(server: Server, signals: asyncio.Queue[signal.Signals]) -> int:
     lifecycle.to(State.WARMING)
     server.slot.start()
     background = [start(kept(work)) for work in server.background]
-    jobs = start(server.runner.run()) if server.runner else None
 
     signalled, failure = asyncio.create_task(signals.get()), asyncio.create_task(failed.wait())
     await asyncio.wait({signalled, failure}, return_when=asyncio.FIRST_COMPLETED)
@@ -330,7 +309,7 @@ async def serve(server: Server, signals: asyncio.Queue[signal.Signals]) -> int:
         signalled.cancel()
         await _end_requests(server, opening, 0)
 
-    await _close(server, background, jobs)
+    await _close(server, background)
     if lifecycle.state is State.FAILED:
         raise StartupError(lifecycle.failure)
     lifecycle.to(State.STOPPED)
@@ -345,15 +324,11 @@ async def _open(server: Server) -> None:
     await server.wires.start()
 
 
-async def _close(server: Server, background: Sequence[asyncio.Task[None]], jobs: asyncio.Task[None] | None) -> None:
+async def _close(server: Server, background: Sequence[asyncio.Task[None]]) -> None:
     """Ends everything that runs, after the last request."""
     for task in background:
         task.cancel()
     await asyncio.gather(server.versions.close(), server.slot.close(), *background, return_exceptions=True)
-    if server.jobs and jobs:
-        jobs.cancel()
-        await asyncio.gather(jobs, return_exceptions=True)
-        await asyncio.to_thread(server.jobs.close)
     if server.fronts:
         await server.fronts.close()
     if server.wires.span_sender:
@@ -368,8 +343,6 @@ async def _drain(
     """Drains: not ready at once, then the lame-duck time, then the drain. A second signal skips the lame-duck time."""
     was_ready = server.lifecycle.ready
     server.lifecycle.to(State.DRAINING)
-    if server.runner:
-        server.runner.stop()
     requests = server.dispatcher.requests
     log.info("draining: %d requests in flight", requests, extra=members(state=State.DRAINING, requests=requests))
     # A server that was not ready gets no traffic, so it needs no lame-duck time.

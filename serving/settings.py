@@ -267,25 +267,8 @@ class Processes(_Group):
 
 
 class Bulk(_Group):
-    """Bulk work (priority 4), and files and jobs of the Batches API."""
+    """Bulk work (priority 4)."""
 
-    batch_dir: Path | None = None
-    """Directory for files and jobs of `/v1/files` and `/v1/batches`. Only one server may use it. Unset: both APIs are
-    off."""
-    batch_file_mb: int = Field(200, ge=1, le=65_536)
-    """Maximum size of a file uploaded to `/v1/files`, in MiB."""
-    batch_max_lines: int = Field(50_000, ge=1, le=10_000_000)
-    """Maximum lines of a batch's input file."""
-    batch_disk_mb: int = Field(10_240, ge=1, le=1 << 30)
-    """Maximum size of all files including results, in MiB. At the limit, uploads are rejected, and batches wait until
-    files are deleted or expire."""
-    batch_max_files: int = Field(1000, ge=1, le=100_000)
-    """Maximum number of files kept, including results."""
-    batch_max_jobs: int = Field(1000, ge=1, le=100_000)
-    """Maximum number of batches kept. A new batch replaces the one that ended first, if possible of the same API key.
-    If none has ended, the new batch is rejected with 429."""
-    batch_keep_days: float = Field(30.0, gt=0, le=3650)
-    """Retention time of files, and of batches after their end, in days."""
 
 
 class Security(_Group):

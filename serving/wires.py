@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
 
-    from serving.bulk.batches_api.service import BatchesApiService
     from serving.errors import BertserveError
     from serving.fronts.remote import CoreLink
     from serving.inference.pipeline import Pipeline
@@ -75,7 +74,6 @@ class Wires:
         budget: BufferBudget,
         status: Callable[..., dict[str, Any]],
         gather: Callable[[], Awaitable[None]] | None = None,
-        jobs: BatchesApiService | None = None,
         core: CoreLink | None = None,
     ) -> Wires:
         """Assembles the ports; `http` and `grpc` are listening sockets, or None in a front of the process `core`.
@@ -114,7 +112,6 @@ class Wires:
             record_error=record_error,
             keys=keys,
             observer=observer,
-            jobs=jobs,
             read_ids=ids.texts if (ids := OpenAiIds.open(settings.accept_token_ids)) else None,
             core=core,
             gather=gather,
@@ -159,9 +156,7 @@ class Wires:
             await asyncio.wait_for(asyncio.shield(closed), limit_s)
         except TimeoutError:
             self.context.lifecycle.accept_no_more()
-            ending = NotReady("the server is shutting down", begun=True)
-            fail_all(ending)
-            self.http.refuse_uploads(ending)
+            fail_all(NotReady("the server is shutting down", begun=True))
             await asyncio.wait({closed}, timeout=REPLY_GRACE_S)
             closed.cancel()
             await asyncio.gather(closed, return_exceptions=True)

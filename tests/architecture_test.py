@@ -56,26 +56,23 @@ ARROWS = {
     # Which engine runs, and how another one takes over.
     "rollout": "errors unawaited records children host settings lifecycle logs scheduling models engine inference"
     " telemetry",
-    # The Batches API knows neither protocol nor pipeline. A job on Ray runs an engine of its own, chosen as the server
-    # chooses one, without wires and queues.
+    # A job on Ray runs an engine of its own, chosen as the server chooses one, without wires and queues.
     "bulk": "errors records options host progress settings logs fields tasks models engine inference"
     " rollout.engine_choice",
     "net": "errors unawaited records host settings security inference.requests",
-    "http": "errors unawaited records settings lifecycle logs security fields models inference oip tei"
-    " bulk.batches_api net tasks",
+    "http": "errors unawaited records settings lifecycle logs security fields models inference oip tei net tasks",
     "grpc": "errors unawaited records settings lifecycle logs security fields inference oip net tasks",
     # A front is a server whose pipeline has its device in another process.
     "fronts": "errors unawaited records children host settings lifecycle logs models engine inference scheduling"
     " telemetry net http grpc",
     # Not on a request's way.
     "operations": "errors unawaited cgroups host settings lifecycle logs scheduling models engine inference telemetry"
-    " rollout bulk.batches_api net http grpc",
-    "wires": "errors host settings lifecycle logs security inference telemetry oip tei bulk.batches_api net http grpc"
-    " fronts",
+    " rollout net http grpc",
+    "wires": "errors host settings lifecycle logs security inference telemetry oip tei net http grpc fronts",
     "front": "errors unawaited records children garbage settings lifecycle logs models inference telemetry net tasks"
     " fronts wires",
     "server": "errors unawaited records host garbage settings lifecycle logs scheduling engine inference telemetry oip"
-    " rollout bulk.batches_api net http grpc fronts wires operations",
+    " rollout net http grpc fronts wires operations",
     "cli": "errors garbage settings logs net rollout server",
 }
 """Each room of `serving/` and what it may import of the others: only what stands above it. A dot names one module."""
@@ -220,7 +217,7 @@ def test_a_package_beside_the_server_imports_what_its_row_allows(package: str) -
         (
             "bertserve, serving.server, serving.operations.doctor",
             "ray pyarrow pandas",
-            "serving.bulk.batches_api.runner",
+            "serving.server",
         ),
     ],
     ids=["what is known of engines", "the server"],
@@ -350,7 +347,6 @@ BROAD_HANDLERS = {
     "serving.grpc.boundary": "the gRPC boundary",
     "serving.engine.process.worker": "the engine's loop",
     "serving.fronts.core": "the boundary of the requests of a front",
-    "serving.bulk.batches_api.runner": "a line's boundary: without it a job would fall over the same line for ever",
     "export.proof.reference_library": "whatever a library raises for a folder that it does not load",
     "export.checkpoint.families.family": "whatever Transformers raises for settings that it rejects",
     "export.checkpoint.tokenizer": "the same for a tokenizer",
@@ -376,8 +372,6 @@ AWAITED = {
     "serving.http.connection": "an exchange, which has a boundary of its own",
     "serving.grpc.call_kinds": "a call or a message of one, whose boundary is `answer`",
     "serving.http.apis.huggingface": "a group, which waits for its tasks",
-    "serving.http.apis.batch_lines": "pieces that are gathered",
-    "serving.bulk.batches_api.runner": "lines and jobs, whose ends are looked at",
     "serving.server": "what the server waits for until it ends",
     "serving.unawaited": "all others",
 }

@@ -158,7 +158,6 @@ def test_the_pages_of_security_name_the_bounds_of_today() -> None:
             f"the loop does {net_connection._TURN_S * 1000:g} ms",
             f"more than {exchange._MAX_ELEMENTS:,} texts and lists",
             f"less {http2.credit_per_s / 1000:g} ms of work for each second",
-            f"after {settings.batch_keep_days:g} days",
             f"{http2.streams} at a time",
             f"{rule._COMPARED} names of a request are compared with known ones, eight are named",
             f"{rule._KEPT:,} comparisons are kept",

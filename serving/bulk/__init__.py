@@ -1,1 +1,1 @@
-"""Bulk work on files: the server's Batches API, and jobs on Ray without a server."""
+"""Bulk work on files: jobs on Ray, without a server."""

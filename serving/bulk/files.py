@@ -27,13 +27,6 @@ def lock(path: Path, flags: int = os.O_RDONLY) -> int:
     return handle
 
 
-def write_all(handle: int, data: bytes | memoryview) -> None:
-    """Writes all bytes: a single write may be partial if the disk is nearly full."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(handle, rest) :]
-
-
 def move(staged: Path, path: Path) -> None:
     """Moves a written and flushed file into place; the move is durable when this returns."""
     staged.replace(path)

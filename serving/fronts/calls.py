@@ -12,26 +12,13 @@ from serving.http.exchange import HttpRequest, ignored_head
 from serving.http.routes import ApiRoute
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Mapping
 
     from serving.errors import BertserveError
     from serving.fronts.pool import FrontPool
     from serving.fronts.wire import Called
     from serving.grpc.calls import Metadata
     from serving.http.app import App
-
-
-class _Pieces:
-    """A body that a front receives; see `BodyStream`."""
-
-    def __init__(self, pull: Callable[[], Awaitable[bytes]]) -> None:
-        self._pull = pull
-        self.taken = 0
-
-    async def read(self) -> bytes:
-        piece = await self._pull()
-        self.taken += len(piece)
-        return piece
 
 
 class _Call:
@@ -56,7 +43,7 @@ class Calls:
         self._methods = {path: method for path, method in methods.items() if isinstance(method, Method)}
         self._pool = pool
 
-    async def answer(self, called: Called, pull: Callable[[], Awaitable[bytes]]) -> Replied:
+    async def answer(self, called: Called) -> Replied:
         """Answers a call. If it changes the models, all fronts serve them before it is answered.
 
         Raises:
@@ -70,12 +57,12 @@ class Calls:
             message = await method.unary(method.kind.FromString(called.body), call)
             replied = Replied(message.SerializeToString(), metadata=call.metadata)
         else:
-            replied = await self._answer_http(called, pull)
+            replied = await self._answer_http(called)
         if self._pool.revision != before:
             await self._pool.follow()
         return replied
 
-    async def _answer_http(self, called: Called, pull: Callable[[], Awaitable[bytes]]) -> Replied:
+    async def _answer_http(self, called: Called) -> Replied:
         http = HttpRequest(
             method=called.method,
             path=called.path,
@@ -83,11 +70,8 @@ class Calls:
             body=called.body,
             request_id=called.request_id,
             arrival=time.perf_counter(),
-            query=called.query,
             parameters=called.parameters,
-            stream=_Pieces(pull) if called.streams else None,
         )
         reply = await self._routes[called.method, called.route](self._context, http)
         head = reply.head + ignored_head(http.ignored) if http.ignored else reply.head
-        file = None if reply.file is None else str(reply.file)
-        return Replied(reply.body, reply.status, reply.content_type, head, file)
+        return Replied(reply.body, reply.status, reply.content_type, head)

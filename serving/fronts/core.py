@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
@@ -24,7 +23,6 @@ from serving.fronts.wire import (
     pack_error,
     pack_json,
     pack_rows,
-    unpack_error,
     unpack_running,
 )
 from serving.inference.answer_cache import unpadded
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
     from serving.records import EncodedText, TensorSpec
     from serving.scheduling.admission import Permit
 
-    Call = Callable[[Called, Callable[[], Awaitable[bytes]]], Awaitable[Replied]]
+    Call = Callable[[Called], Awaitable[Replied]]
 
 log = logging.getLogger("bertserve.fronts")
 
@@ -55,7 +53,7 @@ class Core(Protocol):
     Attributes:
         outputs: The outputs of each model, whose index may be that of an earlier version.
         padded: Models with rows of variable length.
-        call: Answers a call, whose second argument returns the next piece of its body. Raises `BertserveError`.
+        call: Answers a call. Raises `BertserveError`.
     """
 
     dispatcher: Dispatcher
@@ -116,7 +114,6 @@ class FrontLink(asyncio.Protocol):
         self._admitted: dict[int, Permit] = {}
         self._running: dict[int, _Answered] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._pieces: dict[int, asyncio.Future[bytes]] = {}
         self._ready: list[_Answered] = []
         self._loop = asyncio.get_running_loop()
 
@@ -165,8 +162,6 @@ class FrontLink(asyncio.Protocol):
                 permit.add_after(*AFTER.unpack(payload))
         elif kind is Kind.CALL:
             self._start(number, self._call(number, msgspec.json.decode(payload, type=Called)))
-        elif kind is Kind.PIECE or kind is Kind.ERROR:
-            self._piece(kind, number, payload)
         else:
             self.on[kind](payload)
 
@@ -320,7 +315,7 @@ class FrontLink(asyncio.Protocol):
 
     async def _call(self, number: int, called: Called) -> None:
         try:
-            replied = await self._core.call(called, partial(self._pull, number))
+            replied = await self._core.call(called)
         except BertserveError as error:
             self._write(pack_error(number, error.without_traceback()))
         except asyncio.CancelledError:
@@ -333,22 +328,3 @@ class FrontLink(asyncio.Protocol):
             self._write(pack_error(number, InternalError()))
         else:
             self._write(pack_json(Kind.REPLY, replied, number=number))
-
-    async def _pull(self, number: int) -> bytes:
-        """The next piece of a streamed body; empty at its end."""
-        future: asyncio.Future[bytes] = self._loop.create_future()
-        self._pieces[number] = future
-        self._write(pack(Kind.PULL, b"", batch=number))
-        try:
-            return await future
-        finally:
-            del self._pieces[number]
-
-    def _piece(self, kind: Kind, number: int, payload: bytes) -> None:
-        future = self._pieces.get(number)
-        if future is None or future.done():
-            return
-        if kind is Kind.ERROR:
-            future.set_exception(unpack_error(payload))
-        else:
-            future.set_result(payload)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import msgspec
@@ -21,7 +20,6 @@ from serving.fronts.wire import (
     Kind,
     Replied,
     Rows,
-    pack_error,
     pack_json,
     pack_run,
     unpack_error,
@@ -29,7 +27,6 @@ from serving.fronts.wire import (
 )
 from serving.http.exchange import HttpReply
 from serving.records import DEFAULT_PRIORITY, ModelIndex
-from serving.unawaited import start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
 
     from serving.errors import DeadlineExceeded
     from serving.grpc.calls import Call
-    from serving.http.exchange import BodyStream, HttpRequest
+    from serving.http.exchange import HttpRequest
     from serving.records import EncodedText
 
 
@@ -140,8 +137,6 @@ class CoreLink(asyncio.Protocol):
         self._frames = FrameReader(KINDS)
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._streams: dict[int, BodyStream] = {}
-        self._tasks: dict[int, asyncio.Task[None]] = {}
 
     # The `Device` of the pipeline.
 
@@ -181,41 +176,23 @@ class CoreLink(asyncio.Protocol):
             route=route,
             method=method,
             path=request.path,
-            query=request.query,
             headers={name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.items()},
             parameters=dict(request.parameters),
             body=request.body,
-            streams=request.stream is not None,
             request_id=request.request_id,
         )
-        number = self.new_number()
-        if request.stream is not None:
-            self._streams[number] = request.stream
-        try:
-            replied = await self._call(number, called)
-        finally:
-            self._streams.pop(number, None)
-            if (task := self._tasks.pop(number, None)) is not None:
-                task.cancel()  # otherwise it waits forever for a piece that the client does not send
-        file = None if replied.file is None else Path(replied.file)
-        return HttpReply(replied.body, replied.status, replied.content_type, replied.head, file)
+        replied = await self._call(called)
+        return HttpReply(replied.body, replied.status, replied.content_type, replied.head)
 
     async def call_grpc(self, path: str, request: Message, call: Call) -> Serialized:
         """The core's reply to a unary call of a method."""
-        replied = await self._call(self.new_number(), Called(path, body=request.SerializeToString()))
+        replied = await self._call(Called(path, body=request.SerializeToString()))
         call.set_trailing_metadata(replied.metadata)
         return Serialized(replied.body)
 
-    async def _call(self, number: int, called: Called) -> Replied:
+    async def _call(self, called: Called) -> Replied:
+        number = self.new_number()
         return msgspec.json.decode(await self.answer(number, pack_json(Kind.CALL, called, number=number)), type=Replied)
-
-    async def _send_piece(self, number: int, stream: BodyStream) -> None:
-        try:
-            piece = await stream.read()
-        except BertserveError as error:
-            self._transport.write(pack_error(number, error))
-        else:
-            self.send(Kind.PIECE, piece, number)
 
     # Frames.
 
@@ -266,18 +243,12 @@ class CoreLink(asyncio.Protocol):
                 self._failed(number, unpack_error(payload))
             elif kind is Kind.MOVED:
                 self._failed(number, ModelMoved())
-            elif kind is Kind.PULL:
-                self._pulled(number)
             elif kind is Kind.SETUP:
                 self.setup.set_result(payload)
             elif self._on is None:
                 self._early.append((kind, payload))
             else:
                 self._on[kind](payload)
-
-    def _pulled(self, number: int) -> None:
-        if (stream := self._streams.get(number)) is not None:
-            self._tasks[number] = start(self._send_piece(number, stream))
 
     def listen(self, on: Mapping[Kind, Callable[[bytes], None]]) -> None:
         """Calls `on` with the payload of each frame that answers no request, by its kind, from the first one on."""

@@ -56,7 +56,6 @@ class Kind(IntEnum):
     ASK = 2
     LEAVE = 3
     CALL = 4
-    PIECE = 5
     UP = 6
     COUNTS = 7
     CLOSED = 8
@@ -70,7 +69,6 @@ class Kind(IntEnum):
     ERROR = 34
     ADMITTED = 35
     REPLY = 36
-    PULL = 37
     MODELS = 38
     STATE = 39
     COUNT = 41
@@ -110,11 +108,9 @@ class Called(msgspec.Struct, frozen=True):
     route: str
     method: str = ""
     path: str = ""
-    query: bytes = b""
     headers: dict[str, str] = {}
     parameters: dict[str, str] = {}
     body: bytes = b""
-    streams: bool = False
     request_id: str = ""
 
 
@@ -125,7 +121,6 @@ class Replied(msgspec.Struct, frozen=True):
     status: int = 200
     content_type: bytes = b""
     head: bytes = b""
-    file: str | None = None
     metadata: tuple[tuple[str, str], ...] = ()
 
 

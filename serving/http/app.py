@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 
 from serving.errors import BertserveError, InvalidRequest, MethodNotAllowed, route_not_found
-from serving.http.apis import cohere, console_page, huggingface, oip, openai, openai_files, operations, tei
+from serving.http.apis import cohere, console_page, huggingface, oip, openai, operations, tei
 from serving.http.app_context import refuse
 from serving.http.asgi import head_of, read_request, response_of
 from serving.http.exchange import NO_ROUTE
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from serving.http.exchange import HttpReply, HttpRequest
 
 PROTOCOLS = (
-    *(tei.router, huggingface.router, openai.router, openai_files.router, cohere.router, oip.router),
+    *(tei.router, huggingface.router, openai.router, cohere.router, oip.router),
     *(operations.router, console_page.router),
 )
 

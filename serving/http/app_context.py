@@ -15,7 +15,6 @@ from serving.logs import fields
 from serving.unawaited import is_cancelled
 
 if TYPE_CHECKING:
-    from serving.bulk.batches_api.service import BatchesApiService
     from serving.inference.pipeline import Pipeline
     from serving.inference.served_models import Repository
     from serving.lifecycle import Lifecycle
@@ -54,7 +53,6 @@ class AppContext:
         record_error: Called with each error that a client receives.
         keys: API keys; None if no key is needed.
         observer: Receives the traces of finished requests; None if nothing observes them.
-        jobs: Files and batches; None if they are off.
         read_ids: Decodes token ids of another tokenizer to texts; None if such ids are rejected.
         core: The core process in a front; None in the core itself.
         gather: Gathers the counts of front processes, before counts are shown; None without such processes.
@@ -75,7 +73,6 @@ class AppContext:
     record_error: RecordError
     keys: ApiKeys | None = None
     observer: RequestObserver | None = None
-    jobs: BatchesApiService | None = None
     read_ids: ReadIds | None = None
     core: Core | None = None
     gather: Callable[[], Awaitable[None]] | None = None
@@ -118,15 +115,13 @@ class AppContext:
         trace = trace or _trace(request.route, request, self.observer)
         if error is not None:
             trace.failed(error.reason, error.http_status, error.http_status)
-        if request.stream is not None:
-            trace.bytes_in = request.stream.taken
         trace.status, trace.bytes_out = reply.status, size
         self.observer.end(trace)
 
-    def gone(self, request: HttpRequest, reply: HttpReply | None = None, size: int = 0) -> None:
-        """Records a request whose client has gone, after `size` bytes of the body of `reply` were sent."""
+    def gone(self, request: HttpRequest) -> None:
+        """Records a request whose client has gone."""
         error = ClientGone("the client closed the connection")
-        self.sent(request, HttpReply(b"", error.http_status if reply is None else reply.status, error=error), size)
+        self.sent(request, HttpReply(b"", error.http_status, error=error), 0)
 
 
 def refuse(error: BertserveError, request: HttpRequest) -> HttpReply:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
@@ -18,8 +17,6 @@ from serving.logs import fields
 from serving.net.requests import gathered, request_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -32,9 +29,6 @@ _REQUEST = "bertserve.request"
 
 _REPLY = "bertserve.reply"
 """Type of the message that carries a reply to our own connection."""
-
-FILE_BYTES = 262_144
-"""Bytes of a file that are read and sent at a time."""
 
 
 async def read_request(request: Request, body_limit: int) -> HttpRequest:
@@ -51,26 +45,6 @@ async def read_request(request: Request, body_limit: int) -> HttpRequest:
             if len(body) > body_limit:
                 raise body_too_large(body_limit)
         http.body, http.arrival = bytes(body), time.perf_counter()
-    return http
-
-
-class _Stream:
-    def __init__(self, request: Request) -> None:
-        self._pieces = request.stream()
-        self.taken = 0
-
-    async def read(self) -> bytes:
-        async for piece in self._pieces:
-            if piece:
-                self.taken += len(piece)
-                return piece
-        return b""
-
-
-def stream_request(request: Request) -> HttpRequest:
-    http = head_of(request.scope)
-    if http is not request.scope.get(_REQUEST):
-        http.stream = _Stream(request)
     return http
 
 
@@ -106,41 +80,20 @@ class _Reply(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  ASGI's
         if _REQUEST in scope:
             await send({"type": _REPLY, "reply": self._reply})
-        elif self._reply.file is None:
-            await self._send(scope, send, len(self._reply.body), _body(self._reply.body))
-        else:
-            with await asyncio.to_thread(self._reply.file.open, "rb") as file:
-                await self._send(scope, send, os.fstat(file.fileno()).st_size, _pieces(file))
-
-    async def _send(self, scope: Scope, send: Send, length: int, pieces: AsyncIterator[bytes]) -> None:
+            return
         context, reply, request = self._context, self._reply, self._request
-        has_body = sends_body(request, reply)
+        body = reply.body if sends_body(request, reply) else b""
         # A 304 may state the length of the omitted body, but other servers would wait for that body.
-        lines = head_lines(
-            scope["app"].origins, request, reply, None if reply.status == NOT_MODIFIED else length
-        ).splitlines()
+        states_length = reply.status != NOT_MODIFIED
+        lines = head_lines(scope["app"].origins, request, reply, states_length=states_length).splitlines()
         headers = [(name, value) for name, _, value in (line.partition(b": ") for line in lines)]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-        sent = 0
         try:
-            if has_body:
-                async for piece in pieces:
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-                    sent += len(piece)
-            await send({"type": "http.response.body", "body": b""})
+            await send({"type": "http.response.body", "body": body})
         except asyncio.CancelledError:
-            context.gone(request, reply, sent)
+            context.gone(request)
             raise
-        context.sent(request, reply, sent)
-
-
-async def _body(body: bytes) -> AsyncIterator[bytes]:
-    yield body
-
-
-async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
-    while piece := await asyncio.to_thread(file.read, FILE_BYTES):
-        yield piece
+        context.sent(request, reply, len(body))
 
 
 def response_of(context: AppContext, reply: HttpReply, request: HttpRequest) -> Response:

@@ -10,28 +10,22 @@ answered first. An incomplete request is not answered.
 Hot routes bypass ASGI: a request is one task and one write. uvicorn's protocol, with its cycle, event and messages per
 request, was measured to cost a third of the server's time for a short text. The application answers all other routes;
 this connection is its ASGI server.
-
-An upload is answered while its body arrives. Only a window of the body is buffered, and the connection stops reading
-while the window is full. A file is sent in pieces, each after the client has taken the previous one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 from collections import deque
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.errors import BertserveError, BuffersFull, InternalError, NotReady, ObjectNotFound, SlowRequest
+from serving.errors import BuffersFull, InternalError, SlowRequest
 from serving.http.app_context import refuse
-from serving.http.asgi import FILE_BYTES, call_app
-from serving.http.body_stream import ReceivedBody
+from serving.http.asgi import call_app
 from serving.http.http1 import Reading, RequestParser
 from serving.http.replies import head_lines, sends_body
 from serving.logs import fields
@@ -43,8 +37,8 @@ from serving.unawaited import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
-    from pathlib import Path
 
+    from serving.errors import BertserveError
     from serving.http.exchange import HttpReply, HttpRequest
     from serving.http.port import HttpPort
 
@@ -83,7 +77,7 @@ _KEPT = b"connection: keep-alive\r\n\r\n"
 class HttpConnection(Connection["HttpPort[Any]"]):
     __slots__ = (
         *("_ahead", "_end_waits", "_ended", "_exchange", "_knows_interim", "_last_refusal", "_look", "_made_room"),
-        *("_parser", "_reply_room", "_rest_room", "_streamed", "_timed", "_timer", "_told", "_writable"),
+        *("_parser", "_reply_room", "_rest_room", "_timed", "_timer", "_told", "_writable"),
     )
 
     _PIECE_BYTES = _PIECE_BYTES
@@ -91,15 +85,14 @@ class HttpConnection(Connection["HttpPort[Any]"]):
 
     def __init__(self, port: HttpPort[Any]) -> None:
         super().__init__(port)
-        self._parser = RequestParser(port, self.share, self._read_on_next_turn)
+        self._parser = RequestParser(port, self.share)
         self._timed = Reading.NOTHING
         self._timer: asyncio.TimerHandle | None = None
         self._ended = self._end_waits = False  # by the client
         self._knows_interim = True
         self._look: asyncio.TimerHandle | None = None
         self._rest_room = self._reply_room = self._made_room = 0
-        self._streamed = 0  # bytes of an upload at the last check of its progress
-        self._told: HttpReply | None = None  # the reply that has been written, at least in part
+        self._told: HttpReply | None = None  # the reply that has been written
         self._last_refusal: tuple[HttpRequest, BertserveError] | None = None
         self._ahead: deque[tuple[HttpRequest, bool]] = deque()
         self._exchange: asyncio.Task[None] | None = None
@@ -141,8 +134,8 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         if self._paused or self._transport.is_closing():
             return plain
         self._ended = True
-        if self._exchange is None or self._parser.stream is not None:
-            self._transport.close()  # no reply is due, except to an incomplete upload
+        if self._exchange is None:
+            self._transport.close()  # no reply is due
         elif self._knows_interim and plain:
             self._look = self.loop.call_later(_LOOK_S, guarded, self.abort, self._look_for_client, _LOOK_S)
         return plain
@@ -180,7 +173,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         self.share.give(self._rest_room)
         self._rest_room = 0
         parser, rest, at, left = self._parser, memoryview(self._rest), 0, _TURN_BYTES
-        while at < len(rest) and left > 0 and not (self._ahead or self._ending or self._stream_is_full):
+        while at < len(rest) and left > 0 and not (self._ahead or self._ending):
             missing = parser.length - parser.body_bytes if parser.reading is Reading.BODY else 0
             piece = rest[at : at + max(_PIECE_BYTES, missing)]
             at += len(piece)
@@ -192,8 +185,6 @@ class HttpConnection(Connection["HttpPort[Any]"]):
             return
         if self._ahead:
             self._keep_rest()
-        elif self._stream_is_full:
-            self._pause()
         elif self._rest or left <= 0:
             self._pause()
             self._read_on_next_turn()
@@ -203,10 +194,6 @@ class HttpConnection(Connection["HttpPort[Any]"]):
                 self._time_reading()
             if self._end_waits:
                 self.eof_received()
-
-    @property
-    def _stream_is_full(self) -> bool:
-        return self._parser.stream is not None and self._parser.stream.full
 
     def _keep_rest(self) -> None:
         """Reserves buffer space for unparsed bytes, which may wait long behind the waiting requests."""
@@ -228,7 +215,6 @@ class HttpConnection(Connection["HttpPort[Any]"]):
                 self._set_timer(Reading.NOTHING)
             self._ahead.extend(parser.requests)
             parser.requests.clear()
-            self._streamed = 0
             if self._exchange is None:
                 self._answer_next(ahead=False)
         elif self._idle_since is not None and parser.reading is not Reading.NOTHING:
@@ -240,16 +226,13 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         elif self._ahead:
             self._pause()
             self._set_timer(Reading.NOTHING)
-        elif parser.stream is not None and parser.stream.full:
-            self._pause()
         elif parser.reading is not self._timed:
             self._time_reading()
 
     def _time_reading(self) -> None:
         """Sets the timer for the current part of a request, except for a body that waits for `100 Continue`."""
         parser = self._parser
-        may_come = not self._ahead and (self._exchange is None or parser.stream is not None)
-        if parser.awaits_leave and may_come and not self._ended:
+        if parser.awaits_leave and not self._ahead and self._exchange is None and not self._ended:
             parser.awaits_leave = False
             if not parser.body_bytes:
                 self._transport.write(_CONTINUE)
@@ -279,11 +262,6 @@ class HttpConnection(Connection["HttpPort[Any]"]):
             and not unread_bytes(self._transport)  # a request that has arrived in time
         ):
             self._end_idle()
-
-    def refuse_upload(self, error: BertserveError) -> None:
-        """Rejects the upload that is still arriving, if there is one."""
-        if self._parser.stream is not None:
-            self._refuse(error)
 
     def idle_since(self) -> tuple[bool, float] | None:
         begun = self._parser.head_bytes and self._lingering is None
@@ -315,21 +293,12 @@ class HttpConnection(Connection["HttpPort[Any]"]):
             reply = await self._reply_to(request)
             if request.held:
                 self.share.give(request.held)
-            if isinstance(request.stream, ReceivedBody) and not request.stream.ended:
-                self._abandon_upload()
-                keep_alive = False
-            opened: BinaryIO | None = None
-            if reply.file is not None:
-                reply, opened = await self._open_file(request, reply, reply.file)
-            elif len(reply.body) > FREE_BYTES:
+            if len(reply.body) > FREE_BYTES:
                 reply = self._with_room(request, reply)
             if not self._writable.is_set():
                 await self._writable.wait()
             keep_alive = keep_alive and self._goes_on()
-            if opened is None:
-                self._send(request, reply, keep_alive=keep_alive)
-            else:
-                await self._send_file(request, reply, opened, keep_alive=keep_alive)
+            self._send(request, reply, keep_alive=keep_alive)
             self._exchange = self._told = None
             self._answered(keep_alive=keep_alive)
         except asyncio.CancelledError:
@@ -364,17 +333,17 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         self._ending = True  # requests already read are still answered
         return bool(self._ahead or self._last_refusal)
 
-    def _send(self, request: HttpRequest, reply: HttpReply, length: int | None = None, *, keep_alive: bool) -> None:
-        """Writes a reply and records it. With `length`, writes only the head: a file of that length follows.
+    def _send(self, request: HttpRequest, reply: HttpReply, *, keep_alive: bool) -> None:
+        """Writes a reply and records it.
 
         This is the only place that writes replies, whichever layer makes them.
         """
         port = self.port
-        body = reply.body if length is None and sends_body(request, reply) else b""
+        body = reply.body if sends_body(request, reply) else b""
         parts = (
             _STATUS_LINES[reply.status],
             port.date,
-            head_lines(port.app.origins, request, reply, len(reply.body) if length is None else length),
+            head_lines(port.app.origins, request, reply),
             (_KEPT if request.http_1_0 else b"\r\n") if keep_alive else b"connection: close\r\n\r\n",
             body,
         )
@@ -383,8 +352,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
             self._look.cancel()
         self._told = reply
         self._transport.write(data)
-        if length is None:
-            port.app.context.sent(request, reply, len(body))
+        port.app.context.sent(request, reply, len(body))
 
     def _rescue(self, request: HttpRequest, error: Exception) -> None:
         """Handles a failure while making a reply: sends a short error reply, or ends the connection."""
@@ -393,7 +361,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         left = False
         try:
             log.error("a reply failed", exc_info=error, extra=fields(request_id=request.request_id))
-            if self._told is not None:  # at least a part of a reply has been sent
+            if self._told is not None:  # a reply has been sent
                 self.port.app.context.sent(request, msgspec.structs.replace(self._told, error=InternalError()), 0)
             else:
                 self._send_refusal(request, InternalError())
@@ -420,63 +388,12 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         if self._parser.awaits_leave and not self._ending:
             self._time_reading()
 
-    def _abandon_upload(self) -> None:
-        """Discards the rest of an upload that is answered before all of it has arrived."""
-        self._parser.stream = None
-        self._ending = True
-        self._pause()
-        self._set_timer(Reading.NOTHING)
-
-    async def _open_file(self, request: HttpRequest, reply: HttpReply, path: Path) -> tuple[HttpReply, BinaryIO | None]:
-        """Opens a reply's file and reserves buffer space for a piece, if that is sent; otherwise a rejection."""
-        room = FILE_BYTES if sends_body(request, reply) else 0
-        if not self.share.take(room):
-            return refuse(BuffersFull(), request), None
-        try:
-            return reply, await asyncio.to_thread(path.open, "rb")
-        except FileNotFoundError:
-            refusal: BertserveError = ObjectNotFound("the file was just deleted")
-        except OSError:
-            refusal = NotReady("cannot read the file now; try again", retry_after_s=1)
-        self.share.give(room)
-        return refuse(refusal, request), None
-
-    async def _send_file(self, request: HttpRequest, reply: HttpReply, opened: BinaryIO, *, keep_alive: bool) -> None:
-        context, sent, size = self.port.app.context, 0, os.fstat(opened.fileno()).st_size
-        wanted = size if sends_body(request, reply) else 0
-        try:
-            with opened:
-                self._send(request, reply, size, keep_alive=keep_alive)
-                while sent < wanted:
-                    piece = b""
-                    with contextlib.suppress(OSError):
-                        piece = await asyncio.to_thread(opened.read, min(wanted - sent, FILE_BYTES))
-                    if not piece:
-                        log.error("a file shrank while it was being sent", extra=fields(request_id=request.request_id))
-                        reply = msgspec.structs.replace(reply, error=InternalError())
-                        self._transport.abort()
-                        break
-                    sent += len(piece)
-                    self._transport.write(piece)
-                    if not self._writable.is_set():
-                        await self._writable.wait()
-        except asyncio.CancelledError:
-            context.gone(request, reply, sent)
-            raise
-        if sends_body(request, reply):
-            self.share.give(FILE_BYTES)
-        context.sent(request, reply, sent)
-
     def _refuse(self, error: BertserveError) -> None:
         """Answers with an error, after the replies to earlier requests, and ends the connection."""
         self._ending = True
         self._rest = b""
         error.without_traceback()
         parser = self._parser
-        if parser.stream is not None:  # its handler answers with this error
-            parser.stream.fail(error)
-            self._abandon_upload()
-            return
         self._set_timer(Reading.NOTHING)
         request = parser.partial_request()
         if self._exchange is not None:
@@ -515,11 +432,6 @@ class HttpConnection(Connection["HttpPort[Any]"]):
             return
         if not self._parser.head_bytes and reading is Reading.HEAD:
             self._end_idle()  # the client never sent a byte
-            return
-        stream = self._parser.stream
-        if stream is not None and (self._paused or stream.total - self._streamed >= FREE_BYTES):
-            self._streamed = stream.total
-            self._set_timer(reading)
             return
         part = "headers" if reading is Reading.HEAD else "body"
         self._refuse(SlowRequest(f"the request's {part} did not arrive within {seconds:g} s"))

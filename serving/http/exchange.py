@@ -6,8 +6,7 @@ import asyncio
 import math
 import re
 import zlib
-from pathlib import Path  # noqa: TC003  msgspec reads the annotations
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -214,25 +213,8 @@ def _unescaped(piece: bytes, escaped: int) -> tuple[bytes, int]:
     return piece.replace(b'\\"', b""), int(piece.endswith(b"\\"))
 
 
-class BodyStream(Protocol):
-    """A body that is read while it arrives.
-
-    Attributes:
-        taken: Bytes that were read.
-    """
-
-    taken: int
-
-    async def read(self) -> bytes:
-        """The next piece; empty at the end.
-
-        Raises:
-            BertserveError: The rest of the body cannot be received.
-        """
-
-
 class HttpRequest(msgspec.Struct):
-    """A request with its whole body, or with a stream of it.
+    """A request with its whole body.
 
     Attributes:
         method: In upper case.
@@ -247,7 +229,6 @@ class HttpRequest(msgspec.Struct):
         trace: Its trace until the reply is sent; None without an observer.
         ended: Whether its outcome is recorded.
         route: Its route in traces if it is rejected before routing.
-        stream: The body, on routes for bodies too large to buffer; `body` is empty then.
         http_1_0: Whether it came over HTTP/1.0.
         ignored: The ignored fields; None if there are none.
     """
@@ -263,7 +244,6 @@ class HttpRequest(msgspec.Struct):
     held: int = 0
     parameters: Mapping[str, str] = {}
     trace: RequestTrace | None = None
-    stream: BodyStream | None = None
     ended: bool = False
     route: str = NO_ROUTE
     http_1_0: bool = False
@@ -371,11 +351,10 @@ class HttpRequest(msgspec.Struct):
 
 
 class HttpReply(msgspec.Struct, frozen=True):
-    """A reply: a whole body, or a file.
+    """A reply.
 
     Attributes:
         head: Additional header lines, each with its line end.
-        file: A file whose content is the body; `body` is empty then.
         error: The error that the request is rejected with, if any.
     """
 
@@ -383,7 +362,6 @@ class HttpReply(msgspec.Struct, frozen=True):
     status: int = 200
     content_type: bytes = JSON
     head: bytes = b""
-    file: Path | None = None
     error: BertserveError | None = None
 
 

@@ -26,14 +26,11 @@ from serving.errors import (
     WrongHost,
 )
 from serving.http.asgi import body_too_large
-from serving.http.body_stream import WINDOW_BYTES, ReceivedBody
 from serving.http.exchange import HttpRequest
 from serving.http.middleware import announces_body, is_known_host, is_preflight, unauthenticated
 from serving.net.requests import MAX_HEADER_BYTES, MAX_HEADERS, combined, request_id, words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from serving.http.port import HttpPort
     from serving.net.buffers import BufferShare
 
@@ -62,8 +59,7 @@ class RequestParser:
     """Parses the requests of one connection.
 
     Attributes:
-        requests: Complete requests and started uploads, each with whether the connection stays open after it. The
-            connection takes them out.
+        requests: Complete requests, each with whether the connection stays open after it. The connection takes them.
         reading: The part that comes next; a head that has not begun may never come.
         head_bytes: Received bytes of an incomplete head.
         body_bytes: Received bytes of the current body.
@@ -71,30 +67,25 @@ class RequestParser:
         length: The body's Content-Length; 0 without one.
         awaits_leave: Whether the client waits for `100 Continue` before it sends the body.
         over: Whether no more requests follow.
-        stream: The body of the current upload.
     """
 
     # As in the connection: without slots each attribute would be looked up in a dictionary.
     __slots__ = (
         *("_again", "_body", "_header_bytes", "_header_lines", "_headers", "_held", "_host", "_keep_alive"),
-        *("_old", "_on_room", "_parser", "_path", "_port", "_query", "_room"),
+        *("_old", "_parser", "_path", "_port", "_query", "_room"),
         *("_settings", "_share", "_url", "_violation"),
         *("awaits_leave", "body_bytes", "framing_bytes", "head_bytes", "length", "over", "reading", "requests"),
-        "stream",
     )
 
-    def __init__(self, port: HttpPort[Any], share: BufferShare, on_room: Callable[[], None]) -> None:
-        """Calls `on_room` when an upload's full stream has space again."""
+    def __init__(self, port: HttpPort[Any], share: BufferShare) -> None:
         self._port = port
         self._settings = port.settings
         self._share = share
-        self._on_room = on_room
         self._parser = httptools.HttpRequestParser(self)
         self.requests: list[tuple[HttpRequest, bool]] = []
         self.reading = Reading.HEAD
         self.head_bytes = 0
         self.over = False
-        self.stream: ReceivedBody | None = None
         self._again = False  # a head is parsed a second time
         self._old = False  # HTTP/1.0
         self._path = ""
@@ -140,10 +131,8 @@ class RequestParser:
         return request
 
     def close(self) -> None:
-        """Drops references to this object and to the connection, after the connection has ended."""
+        """Drops references to this object, after the connection has ended."""
         del self._parser
-        del self._on_room
-        self.stream = None
         self._forget_request()
 
     # Callbacks of the parser.
@@ -192,25 +181,16 @@ class RequestParser:
             self._check_head(version)
         self._check_key()
         self.length = int(headers.get(b"content-length", b"0"))
-        is_upload = self._path in self._port.uploads and self._parser.get_method() == b"POST"
-        limit = self._port.upload_bytes if is_upload else self._settings.body_limit_bytes
-        if self.length > limit:
-            raise self._violated(body_too_large(limit))
+        if self.length > self._settings.body_limit_bytes:
+            raise self._violated(body_too_large(self._settings.body_limit_bytes))
         self.head_bytes = 0
         self.reading = Reading.BODY
         if b"expect" in headers and version == "1.1":
             self.awaits_leave = b"100-continue" in words(headers[b"expect"])
-        if is_upload:
-            self._begin_upload()
 
     def on_body(self, body: bytes) -> None:
         self.body_bytes += len(body)
         self.framing_bytes -= len(body)
-        if self.stream is not None:
-            if self.body_bytes > self._port.upload_bytes:
-                raise self._violated(body_too_large(self._port.upload_bytes))
-            self.stream.feed(body)
-            return
         if self.body_bytes > self._room:
             self._make_room()
         self._body.append(body)
@@ -226,11 +206,6 @@ class RequestParser:
                 return  # `_decline` reads its body
         self.reading = Reading.NOTHING
         self.head_bytes = 0
-        if self.stream is not None:
-            self.stream.end()
-            self.stream = None
-            self._forget_request()
-            return
         parser, headers, body = self._parser, self._headers, self._body
         if self._held:
             self._share.give(self._held - self.body_bytes)
@@ -243,20 +218,6 @@ class RequestParser:
         )
         request.http_1_0 = self._old
         self._forget_request()
-        self.requests.append((request, self._keep_alive))
-
-    def _begin_upload(self) -> None:
-        """Lets the endpoint read an upload while it arrives. Its buffer space is reserved at the start."""
-        parser, headers = self._parser, self._headers
-        if not self._share.take(WINDOW_BYTES):
-            raise self._violated(BuffersFull())
-        self.stream = ReceivedBody(self._on_room)
-        request = HttpRequest(
-            *(parser.get_method().decode(), self._path, headers, b"", request_id(headers.get(b"x-request-id"))),
-            *(time.perf_counter(), self._query, self._share, WINDOW_BYTES),
-            stream=self.stream,
-            http_1_0=self._old,
-        )
         self.requests.append((request, self._keep_alive))
 
     def _check_key(self) -> None:

@@ -88,7 +88,3 @@ class HttpListener(Listener):
 
     def _open_connection(self) -> asyncio.Protocol:
         return HttpConnection(self._port)
-
-    def refuse_uploads(self, error: BertserveError) -> None:
-        for connection in list(self._port.connections):
-            connection.refuse_upload(error)

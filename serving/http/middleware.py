@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _PREFLIGHT = HttpReply(
     b"",
     content_type=b"text/plain; charset=utf-8",
-    head=b"access-control-allow-methods: GET, HEAD, POST, DELETE\r\n"
+    head=b"access-control-allow-methods: GET, HEAD, POST\r\n"
     b"access-control-allow-headers: *, authorization\r\n"  # the only name that `*` does not include
     b"access-control-max-age: 600\r\n",
 )

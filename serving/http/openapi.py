@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from serving.http.app_context import AppContext, Endpoint
     from serving.http.routes import Docs
 
-_JSON, _OCTETS, _FORM = "application/json", "application/octet-stream", "multipart/form-data"
+_JSON, _OCTETS = "application/json", "application/octet-stream"
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 _ABOUT_EXAMPLES = "Vectors in example replies are cut to eight components."
 _BREAKS = "a field is unsupported, misspelled, of the wrong type or outside its limits; the message names it"
@@ -155,7 +155,6 @@ async def document(routes: Iterable[BaseRoute], context: AppContext, public: Col
     """The OpenAPI 3.1 document of the routes that a loaded model answers, or that need no model."""
     listed = [(route, route.docs) for route in routes if isinstance(route, ApiRoute) and route.docs is not None]
     listed = [(route, docs) for route, docs in listed if docs.models is None or docs.models(context)]
-    listed = [(route, docs) for route, docs in listed if docs.offered is None or docs.offered(context)]
     made = get_openapi(
         title=SERVER_NAME,
         version=SERVER_VERSION,
@@ -178,8 +177,6 @@ async def document(routes: Iterable[BaseRoute], context: AppContext, public: Col
         example = docs.example(context) if callable(docs.example) else docs.example
         if docs.takes is not None:
             entry["requestBody"] = _body(docs, schema_of, example)
-        if docs.form is not None:
-            entry["requestBody"] = {"required": True, "content": {_FORM: {"schema": docs.form}}}
         errors = _errors(route, docs, context, keyed=keyed)
         entry["responses"] = {"200": _done(route, docs, schema_of)} | _refusals(route, docs, schema_of, errors)
         if docs.gives is not None:
@@ -251,10 +248,6 @@ def _parameters(route: ApiRoute, docs: Docs, context: AppContext) -> list[dict[s
         {"name": name, "in": "path", "required": True, "schema": schemas.get(name, {"type": "string"})}
         for name in (part[1:-1] for part in route.path.split("/") if part.startswith("{"))
     ]
-    parts += [
-        {"name": name, "in": "query", "description": said, "schema": {"type": "string"}}
-        for name, said in docs.takes_query.items()
-    ]
     headers = ["X-Request-Id", *(_INFERRING if isinstance(route, HotRoute) else ()), *docs.takes_headers]
     return [*parts, *[{"name": name, "in": "header", **_PARAMETERS[name]} for name in headers]]
 
@@ -290,15 +283,13 @@ def _done(route: ApiRoute, docs: Docs, schema_of: dict[str, Any]) -> dict[str, A
     if more and "TEI" in route.tags:
         more = more | _TEI_HEADERS
     named = {name: _MORE_HEADERS[name] for name in docs.gives_headers}
-    if docs.takes is not None or docs.form is not None:
+    if docs.takes is not None:
         more = more | _BODY_HEADERS
     done: dict[str, Any] = {"description": "Done.", "headers": _ID_HEADER | more | named}
     if docs.gives is not None:
         done["content"] = {_JSON: {"schema": schema_of[repr(docs.gives)]}}
         if docs.binary:
             done["content"][_OCTETS] = _BYTES
-    if docs.gives_file:
-        done["content"] = {_OCTETS: _BYTES}
     return done
 
 
@@ -307,7 +298,6 @@ def _malformed(route: ApiRoute, docs: Docs) -> str:
     causes = {
         "the body is not UTF-8 JSON": docs.takes is not None,
         _BREAKS: docs.takes is not None and family in {V2Error, OpenAiError},
-        "a form field or query parameter has an invalid value": (docs.form is not None or docs.takes_query),
         "a list of inputs or an input is empty": hot and family in {TeiError, OpenAiError},
         "a list of inputs is empty": hot and family is CohereError,
         "several models match and none is named": hot and "{model}" not in route.path,
@@ -323,9 +313,7 @@ def _errors(route: ApiRoute, docs: Docs, context: AppContext, *, keyed: bool) ->
         400: _malformed(route, docs),
         405: "The method is not allowed; `Allow` lists the allowed ones.",
         408: "The headers or the body did not arrive in time.",
-        413: f"The body exceeds {settings.body_limit_bytes:,} bytes, as sent or decompressed."
-        if docs.form is None
-        else f"The file exceeds {settings.batch_file_mb << 20:,} bytes.",
+        413: f"The body exceeds {settings.body_limit_bytes:,} bytes, as sent or decompressed.",
         415: "The `Content-Type` or `Content-Encoding` of the body is not supported.",
         421: "The host is not allowed.",
         431: f"The headers exceed {MAX_HEADER_BYTES:,} bytes, or there are too many.",

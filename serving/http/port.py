@@ -5,8 +5,7 @@ from __future__ import annotations
 from email.utils import formatdate
 from typing import TYPE_CHECKING
 
-from serving.errors import Limit
-from serving.http.routes import HotRoute, UploadRoute
+from serving.http.routes import HotRoute
 from serving.net.buffers import FREE_BYTES
 from serving.net.connection import C, Port
 
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
     from serving.http.exchange import HttpRequest
     from serving.net.buffers import BufferBudget
     from serving.settings import Settings
-
-_FORM_BYTES = 65_536
-"""Bytes that a form may have besides its file."""
 
 _REMEMBERED = 256
 """Maximum cached matches of paths with parameters, mostly model names."""
@@ -78,9 +74,7 @@ class HttpPort(Port[C]):
         scheme: `http` or `https`.
         hosts: Allowed host names, as `is_known_host` takes them; None for any.
         hot: The routes that bypass ASGI.
-        uploads: Paths of POST routes that read bodies while they arrive.
-        upload_bytes: Maximum size of an upload's body.
-        free_bytes: Bytes of other bodies that need no buffer space.
+        free_bytes: Bytes of a body that need no buffer space.
         date: The Date header, a whole line.
     """
 
@@ -92,10 +86,6 @@ class HttpPort(Port[C]):
         self.scheme = scheme
         self.hosts = hosts
         self.hot = HotRoutes(app.routes)
-        self.uploads: frozenset[str] = frozenset()
-        if settings.batch_dir is not None:
-            self.uploads = frozenset(route.path for route in app.routes if isinstance(route, UploadRoute))
-        self.upload_bytes = Limit((settings.batch_file_mb << 20) + _FORM_BYTES, "--batch-file-mb")
         self.free_bytes = min(FREE_BYTES, settings.body_limit_bytes)
         self.date = b""
 

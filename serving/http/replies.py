@@ -10,31 +10,28 @@ if TYPE_CHECKING:
     from serving.http.exchange import HttpReply, HttpRequest
     from serving.security.origins import Origins
 
-NO_CONTENT = 204
-_BODILESS = {NO_CONTENT, NOT_MODIFIED}
-
 _EXPOSED = (
     b"server-timing, retry-after, retry-after-ms, x-request-id, x-compute-tokens, x-truncated-tokens, "
     b"x-compute-type, x-compute-time, x-compute-characters, x-total-time, x-tokenization-time, x-queue-time, "
     b"x-inference-time, inference-header-content-length, www-authenticate, x-ignored-fields, x-cache, "
-    b"etag, allow, accept-encoding, content-encoding, content-disposition, preference-applied, x-computed"
+    b"etag, allow, accept-encoding, content-encoding, preference-applied, x-computed"
 )
 """Headers that CORS does not expose to scripts by default."""
 
 
 def sends_body(request: HttpRequest, reply: HttpReply) -> bool:
-    """Whether the body is sent: not to HEAD, nor with a status without a body (RFC 9110, 9.3.2, 15.3.5, 15.4.5)."""
-    return request.method != "HEAD" and reply.status not in _BODILESS
+    """Whether the body is sent: not to HEAD, nor with a status without a body (RFC 9110, 9.3.2, 15.4.5)."""
+    return request.method != "HEAD" and reply.status != NOT_MODIFIED
 
 
-def head_lines(origins: Origins | None, request: HttpRequest, reply: HttpReply, length: int | None) -> bytes:
-    """The header lines, except those of the connection; without Content-Length if `length` is None."""
+def head_lines(origins: Origins | None, request: HttpRequest, reply: HttpReply, *, states_length: bool = True) -> bytes:
+    """The header lines, except those of the connection."""
     identity = request.request_id.encode()
-    if length is None or reply.status == NO_CONTENT:
-        lines = b"content-type: %b\r\nx-request-id: %b\r\n%b" % (reply.content_type, identity, reply.head)
-    else:
-        kind, head = reply.content_type, reply.head
+    kind, length, head = reply.content_type, len(reply.body), reply.head
+    if states_length:
         lines = b"content-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b" % (kind, length, identity, head)
+    else:
+        lines = b"content-type: %b\r\nx-request-id: %b\r\n%b" % (kind, identity, head)
     if request.ignored is not None and reply.error is None:
         lines += ignored_head(request.ignored)
     if origins:

@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 
 from serving.http.app_context import AppContext, Endpoint
-from serving.http.asgi import read_request, response_of, stream_request
+from serving.http.asgi import read_request, response_of
 from serving.inference.ranking import rankers
 
 if TYPE_CHECKING:
@@ -46,9 +46,6 @@ class Docs:
         takes_headers: Optional request headers besides those of every route.
         gives_headers: Reply headers besides those of every route.
         binary: Whether binary tensors may follow the JSON, in both directions.
-        form: Schema of the form's fields, if the body is a form.
-        takes_query: Descriptions of the query parameters, by name.
-        offered: Whether the route is listed; None: always.
     """
 
     takes: Any = None
@@ -61,10 +58,6 @@ class Docs:
     gives_headers: Sequence[str] = ()
     binary: bool = False
     body_optional: bool = False
-    form: Mapping[str, Any] | None = None
-    takes_query: Mapping[str, str] = field(default_factory=dict)
-    gives_file: bool = False
-    offered: Callable[[AppContext], bool] | None = None
 
 
 class ApiRoute(APIRoute):
@@ -94,7 +87,7 @@ class ApiRoute(APIRoute):
 
         async def over_asgi(request: Request) -> Response:
             context: AppContext = request.app.context
-            http = await self.received(request, context)
+            http = await read_request(request, context.settings.body_limit_bytes)
             http.parameters = request.path_params
             return response_of(context, await context.answer(endpoint, path, http), http)
 
@@ -116,9 +109,6 @@ class ApiRoute(APIRoute):
         self.public = public
         self.of_core = of_core
 
-    async def received(self, request: Request, context: AppContext) -> HttpRequest:
-        return await read_request(request, context.settings.body_limit_bytes)
-
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         # The pattern ends in `$`, which also matches before a trailing newline.
         return super().matches(scope) if scope["path"].isprintable() else (Match.NONE, {})
@@ -128,19 +118,11 @@ class HotRoute(ApiRoute):
     """A route that our own connection answers without ASGI: it calls `direct` with the parsed request."""
 
 
-class UploadRoute(ApiRoute):
-    """A route that reads its body while it arrives, if the Files API is on."""
-
-    async def received(self, request: Request, context: AppContext) -> HttpRequest:
-        return stream_request(request) if context.settings.batch_dir else await super().received(request, context)
-
-
 class Router:
     """The routes of one protocol. Decorators add routes; the first line of a docstring is the summary."""
 
-    def __init__(self, tag: str, *, of_core: bool = False) -> None:
+    def __init__(self, tag: str) -> None:
         self.tag = tag
-        self.of_core = of_core
         self.routes: list[ApiRoute] = []
 
     def get(
@@ -158,13 +140,6 @@ class Router:
         self, path: str, docs: Docs | None = None, *, summary: str = "", of_core: bool = False
     ) -> Callable[[Endpoint], Endpoint]:
         return self._route(ApiRoute, "POST", path, docs, summary, of_core=of_core)
-
-    def delete(self, path: str, docs: Docs | None = None) -> Callable[[Endpoint], Endpoint]:
-        return self._route(ApiRoute, "DELETE", path, docs)
-
-    def upload(self, path: str, docs: Docs | None = None) -> Callable[[Endpoint], Endpoint]:
-        """A POST route whose body may be too large to buffer."""
-        return self._route(UploadRoute, "POST", path, docs)
 
     def hot(self, path: str, docs: Docs, *, summary: str = "") -> Callable[[Endpoint], Endpoint]:
         """A POST route that runs inference."""
@@ -205,8 +180,8 @@ class Router:
         of_core: bool = False,
     ) -> Callable[[Endpoint], Endpoint]:
         def add(endpoint: Endpoint) -> Endpoint:
-            words, core = summary or _summary(endpoint), of_core or self.of_core
-            route = kind(method, path, endpoint, docs, tag=self.tag, summary=words, public=public, of_core=core)
+            words = summary or _summary(endpoint)
+            route = kind(method, path, endpoint, docs, tag=self.tag, summary=words, public=public, of_core=of_core)
             self.routes.append(route)
             return endpoint
 

@@ -67,8 +67,6 @@ class AnswerCounts(Protocol):
     def failures(self) -> defaultdict[tuple[str, str], Duration]:
         """Failed v2 requests of each model, by its v2 name and version."""
 
-    def count_outcome(self, outcome: Outcome[Any], protocol: str = ...) -> None: ...
-
     def batches(self, model: ServedModel) -> int: ...
 
     def batch_statistics(self, model: ServedModel) -> list[BatchStatistics]: ...
@@ -210,9 +208,7 @@ class Pipeline:
             priority=request.priority or DEFAULT_PRIORITY,
             permit=done.permit,
         )
-        if trace is None:
-            self._metrics.count_outcome(outcome)
-        else:
+        if trace is not None:
             trace.add_outcome(outcome, rows.submitted, done.computed_at)
         return outcome
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from serving import host
-from serving.bulk.batches_api import store
 from serving.cgroups import cpu_quota, memory_limit
 from serving.engine.kinds import AUTO, ENGINES
 from serving.errors import StartupError
@@ -274,17 +273,6 @@ def _token_ids(topic: str, settings: Settings) -> Iterator[Finding]:
         yield Finding(topic, "token IDs", str(error), "bad", f"see --accept-token-ids in `{command('serve --help')}`")
 
 
-def _batches(topic: str, settings: Settings) -> Iterator[Finding]:
-    if settings.batch_dir is None:
-        return
-    try:
-        store.check(settings.batch_dir)
-    except StartupError as error:
-        yield Finding(topic, "batches", str(error), "bad", "use a --batch-dir of its own for each server")
-    else:
-        yield Finding(topic, "batches", f"{settings.batch_dir} is usable")
-
-
 def _at_home(settings: Settings) -> Settings:
     """The settings with the paths of the export of `model_id`, if there is one."""
     return settings.model_copy(update=home_of(settings)._asdict()) if settings.model_id else settings
@@ -360,7 +348,6 @@ OPENED: Mapping[str, Callable[[str, Settings], Iterator[Finding]]] = {
     "model_id": _export,
     "models": _repository,
     "cache_dir": _cache,
-    "batch_dir": _batches,
     "accept_token_ids": _token_ids,
     **dict.fromkeys(("api_keys_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file"), _credentials),
     **dict.fromkeys(PURPOSES, _ports),

@@ -12,7 +12,6 @@ from serving.scheduling.cost import bucket_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from serving.bulk.batches_api.service import BatchesApiService
     from serving.engine.process.remote_engine import EngineLife
     from serving.inference.dispatcher import Dispatcher
     from serving.inference.served_models import Repository, ServedModel
@@ -36,7 +35,6 @@ class Status:
     recent: Recent
     slot: EngineSlot
     versions: Versions
-    jobs: BatchesApiService | None
     fronts: Callable[[], Sequence[Mapping[str, int]]] | None
 
     def report(self, *, costs: bool = True) -> dict[str, Any]:
@@ -75,7 +73,6 @@ class Status:
             "device_ms": {name: round(us / 1e3, _DIGITS) for name, us in load.device_us.items()},
             "lanes": [{"tokens": tokens} for tokens in load.lane_tokens],
             "swaps": self.versions.outcomes,
-            "jobs": _jobs(self.jobs),
             "fronts": self.fronts() if self.fronts else None,
             "batches": _batches(list(self.metrics.recent)),
             "models": [
@@ -93,13 +90,6 @@ class Status:
                 for model in self.repository.models
             ],
         }
-
-
-def _jobs(jobs: BatchesApiService | None) -> dict[str, Any] | None:
-    if jobs is None:
-        return None
-    store = jobs.store
-    return {"states": store.states, "files": store.files, "bytes": store.used_bytes, "full": store.full}
 
 
 def _engine(engine: EngineLife | None) -> dict[str, Any] | None:

@@ -59,14 +59,6 @@ class ApiKeys:
         return True
 
 
-def owner_of(authorization: bytes | None) -> str:
-    """The owner of stored objects: a digest of the key's digest; empty without a key."""
-    if authorization is None:
-        return ""
-    key = authorization.partition(b" ")[2].strip()
-    return hashlib.sha256(b"owner:" + hashlib.sha256(key).digest()).hexdigest()
-
-
 def refusal(authorization: bytes | None) -> Unauthenticated:
     """The error for an `Authorization` header without a valid key."""
     if authorization is None:

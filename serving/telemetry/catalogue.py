@@ -39,7 +39,7 @@ REQUESTS = Metric(
     {
         "reason": "`ok`, or the reason of an error",
         "model": "its name, or empty if rejected before it was known",
-        "protocol": f"{_PROTOCOL}, or `batch` for each part of an answered `/v1/batches` line",
+        "protocol": _PROTOCOL,
     },
 )
 REQUEST_SECONDS = Metric(
@@ -63,26 +63,6 @@ CACHE_TEXTS = Metric(
     "counter",
     "Texts looked up in the response cache. Duplicates within a request count once.",
     {"result": "`hit`: served from the cache; `shared`: computed for another request; `miss`: computed"},
-)
-
-JOBS = Metric(
-    "bertserve_batches",
-    "gauge",
-    "Stored batches of `/v1/batches`.",
-    {
-        "state": "`validating`, `in_progress`, `cancelling`, `completed`, `failed` (the input file is not valid),"
-        " `expired`, `cancelled`"
-    },
-)
-JOB_LINES = Metric(
-    "bertserve_batch_lines_total",
-    "counter",
-    "Finished lines of batches.",
-    {"outcome": "`completed`, or `failed`: an error, or not computed in time"},
-)
-JOB_FILES = Metric("bertserve_batch_files", "gauge", "Stored files of `/v1/files`.")
-JOB_BYTES = Metric(
-    "bertserve_batch_files_bytes", "gauge", "Size of the stored files, with the partial results of unfinished batches."
 )
 
 QUEUE_TEXTS = Metric(
@@ -244,7 +224,6 @@ SPANS_DROPPED = Metric(
 
 SERVER: Sequence[Metric] = (
     *(REQUESTS, REQUEST_SECONDS, TOKENIZE_SECONDS, QUEUE_SECONDS, COMPUTE_SECONDS, TOKENS, TRUNCATED, CACHE_TEXTS),
-    *(JOBS, JOB_LINES, JOB_FILES, JOB_BYTES),
     *(QUEUE_TEXTS, PREDICTED_WAIT, ADMITTED_TOKENS, ADMITTED_LIMIT),
     *(BULK_ADMITTED_TOKENS, BULK_ADMITTED_LIMIT, BULK_REFUSALS, DEVICE_SECONDS),
     *(REFUSALS, DEADLINE_MISSES, BATCH_SIZE, PADDING, PREDICTED_SECONDS, ACTUAL_SECONDS),

@@ -63,8 +63,6 @@ _ANSWERED = "ok"
 """The outcome of an answered request."""
 
 _PROTOCOLS = ("http", "grpc")
-_BATCH = "batch"
-"""The protocol of lines of batch files; the jobs count errors of lines."""
 
 _OF_A_MODEL = (_ANSWERED, *sorted({*reasons()} - {*reasons(InvalidRequest)}))
 """Outcomes that each model has from the start. Client errors appear with the first one."""
@@ -257,8 +255,7 @@ class Metrics:
         self.failures: defaultdict[tuple[str, str], Duration] = defaultdict(Duration)
         _ProcessMetrics(registry=registry)
 
-    def count_outcome(self, outcome: Outcome[Any], protocol: str = _BATCH) -> None:
-        """Counts an answer; the default `protocol` is for lines of batch files."""
+    def count_outcome(self, outcome: Outcome[Any], protocol: str) -> None:
         timings, source = outcome.timings, (outcome.model, protocol)
         self._requests[source][_ANSWERED] += 1
         if outcome.priority != BULK:
@@ -377,8 +374,6 @@ class Metrics:
         """Exports each model."""
         for source in product([model.name for model in repository.models], _PROTOCOLS):
             self._requests[source], self._request[source]  # both are there from now on
-        for model in repository.models:
-            self._requests[model.name, _BATCH] = Counter({_ANSWERED: 0})
         self.read(
             catalogue.MODEL,
             lambda: {

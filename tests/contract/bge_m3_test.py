@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.support.batches import client_of, ended, results_of
 from tests.support.clients import ask, get, metric, post_json
 from tests.support.server import Server, measured
 from tests.support.tasks import write_bundle
@@ -49,8 +47,7 @@ def repository(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[Server]:
-    folder = repository.with_name("batches")
-    with Server(repository, *measured(repository), "--batch-dir", str(folder)) as running:
+    with Server(repository, *measured(repository)) as running:
         yield running
 
 
@@ -112,7 +109,7 @@ def test_several_outputs_are_computed_once(server: Server, wanted: list[Vectors]
 
 
 def test_openai_has_the_others_beside(server: Server, wanted: list[Vectors]) -> None:
-    """In the format that is asked for; a line of a batch file is answered likewise."""
+    """In the format that is asked for."""
     message = {"model": "m3", "input": TEXTS, "outputs": ["dense", "sparse", "tokens"]}
     data = ask(server, "/v1/embeddings", **message)["data"]
     for found, expected in zip(data, wanted, strict=True):
@@ -123,13 +120,6 @@ def test_openai_has_the_others_beside(server: Server, wanted: list[Vectors]) -> 
     assert one.keys() == {"object", "index", "sparse_embedding"}
     packed = ask(server, "/v1/embeddings", input="it", outputs=["dense"], encoding_format="base64")["data"][0]
     assert packed == ask(server, "/v1/embeddings", input="it", encoding_format="base64")["data"][0]
-    line = {"custom_id": "1", "method": "POST", "url": "/v1/embeddings", "body": message}
-    with client_of(server) as client:
-        content = json.dumps(line).encode() + b"\n"
-        file = client.files.create(file=("input.jsonl", content), purpose="batch")
-        made = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
-        output, _ = results_of(client, ended(client, made.id))
-    assert output[0]["response"]["body"]["data"] == data
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])

@@ -9,10 +9,10 @@ import numpy as np
 import openai
 import pytest
 
-from tests.support.batches import client_of
 from tests.support.clients import ask, post_json
 from tests.support.expected import fake_answers, token_ids
 from tests.support.models import NAME
+from tests.support.openai_client import client_of
 from tests.support.server import FAKE, Server
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ import pytest
 from huggingface_hub import InferenceClient
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.support.batches import client_of, ended, request_line, results_of, started, to_file
 from tests.support.clients import MODEL_INFER, TIMEOUT_S, get, http_call, metadata, post_json
 from tests.support.server import FAKE, Server
 from tests.support.triton_clients import TritonClient
@@ -276,32 +275,9 @@ def test_clients_that_write_parameters_of_their_own(tasks_server: Server) -> Non
 
 
 @pytest.fixture(scope="module")
-def tiny_server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    kept = tmp_path_factory.mktemp("kept")
-    with Server(models, *FAKE, "--batch-dir", str(kept), "--cors-origins", "https://app.example") as running:
+def tiny_server(models: Path) -> Iterator[Server]:
+    with Server(models, *FAKE, "--cors-origins", "https://app.example") as running:
         yield running
-
-
-def test_lines_of_batches_follow_the_rule(tiny_server: Server) -> None:
-    """A line's response names what was passed over, of the line and of its body."""
-    client = client_of(tiny_server)
-    bodies: list[dict[str, Any]] = [
-        {},
-        {"y": 1, "encoding_format": None},
-        {},
-        {"late_chunking": True},
-        {"dimensons": 1},
-    ]
-    lines = [request_line(str(number), {"input": "a", **body}) for number, body in enumerate(bodies)]
-    lines[0]["x"] = 1
-    file = to_file(client, lines)
-    made = started(client, file.id)
-    good, bad = results_of(client, ended(client, made.id))
-    named = [line["response"].get("ignored_fields") for line in good]
-    assert named == [["x"], ["y"], None]
-    messages = [line["response"]["body"]["error"]["message"] for line in bad]
-    assert "late_chunking" in messages[0]
-    assert 'did you mean "dimensions"' in messages[1]
 
 
 def test_a_page_may_read_the_header(tiny_server: Server) -> None:

@@ -111,7 +111,7 @@ def test_requests_count_by_model_and_protocol(models: Path) -> None:
         before = traffic(running)
         assert set(before.values()) == {0}
         served = {(model, protocol) for model, protocol, reason in before if reason == "ok" and model}
-        assert served == {("minilm", "http"), ("minilm", "grpc"), ("minilm", "batch")}
+        assert served == {("minilm", "http"), ("minilm", "grpc")}
         for transport, calls in ((V2Json, 2), (Grpc, 3)):
             with transport(running) as client:
                 for _ in range(calls):

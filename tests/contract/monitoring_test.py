@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from serving.errors import BertserveError, BulkOverloaded, InvalidRequest, StorageFull, reasons
+from serving.errors import BertserveError, BulkOverloaded, InvalidRequest, reasons
 from serving.telemetry import catalogue
 from tests.support.clients import Tei, get, metric, post_json
 from tests.support.prometheus import JOB, Prometheus, needs_prometheus, promtool
@@ -76,9 +76,6 @@ def test_every_metric_is_read() -> None:
     files = [*(ROOT / "deploy").rglob("*.*"), *(ROOT / "docs/guides").glob("*.md"), ROOT / "docs/reference/alerts.md"]
     read = "\n".join(file.read_text(encoding="utf-8") for file in files)
     metrics = [entry.name for entry in (*catalogue.SERVER, *catalogue.PROCESS)]
-    metrics = [
-        name for name in metrics if not re.search("_batches$|_batch_(files|lines)", name)
-    ]  # leave with their API
     assert [name for name in metrics if not re.search(rf"\b{name}(_bucket|_sum|_count)?\b", read)] == []
     assert len(metrics) <= MAX_METRICS
     assert (len(ALERTS) <= MAX_ALERTS, len(RECORDED) <= MAX_RECORDED) == (True, True)
@@ -114,11 +111,11 @@ def test_the_dashboard_shows_what_alerts_are_about() -> None:
 
 
 def test_labels_have_the_values_that_rules_ask_for() -> None:
-    """Against the objective counts no client's fault, no bulk work that comes again, no file without room."""
+    """Against the objective counts no client's fault, and no bulk work that comes again."""
     text = (MONITORING / "rules.yaml").read_text()
     asked = {tuple(found.split("|")) for found in re.findall(r'bertserve_requests_total\{reason=~"([^"]+)"', text)}
     blamed = _below(InvalidRequest)
-    apart = {InvalidRequest.reason, BulkOverloaded.reason, StorageFull.reason}
+    apart = {InvalidRequest.reason, BulkOverloaded.reason}
     ours = {kind.reason for kind in _below(BertserveError) - blamed} - apart
     assert {frozenset(found) for found in asked} == {frozenset(ours), frozenset(ours | {"ok"})}
     assert ours < set(reasons())

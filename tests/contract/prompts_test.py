@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.support.batches import client_of
 from tests.support.clients import ask, get, post_json
+from tests.support.openai_client import client_of
 from tests.support.server import Server, measured
 from tests.support.skips import excused
 from tests.support.tasks import write_bundle

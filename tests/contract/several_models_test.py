@@ -11,9 +11,9 @@ import openai
 import pytest
 
 import serving.tasks
-from tests.support.batches import client_of
 from tests.support.clients import get, post_json
 from tests.support.models import ROOT
+from tests.support.openai_client import client_of
 from tests.support.server import Server, measured, refused_start
 from tests.support.tasks import TASKS, tiny_model, write_bundle
 

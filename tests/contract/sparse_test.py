@@ -5,8 +5,6 @@ The encoder is one of OpenSearch's layout: documents are computed, and queries t
 
 from __future__ import annotations
 
-import json
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +13,10 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from serving.bulk.predictor import Model, Predictor
-from tests.support.batches import client_of, ended, results_of
 from tests.support.clients import ask, get, metric, post_json
 from tests.support.exports import exported
 from tests.support.server import Server, measured
 from tests.support.sparse_encoders import LENGTH, write_plain, write_router
-from tests.support.tasks import write_bundle
 from tests.support.triton_clients import FLAVOURS, TritonClient
 
 if TYPE_CHECKING:
@@ -28,8 +24,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
-
-    from tests.support.tasks import TinyModel
 
     Vectors = NDArray[np.float32]
     Library = Callable[[Sequence[str], str], Vectors]
@@ -49,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path) -> Iterator[Server]:
     exported(folder, "--precision", "fp32")
     models = folder.with_name("models")
-    with Server(models, *measured(models), "--batch-dir", str(folder.with_name("batches"))) as running:
+    with Server(models, *measured(models)) as running:
         yield running
 
 
@@ -249,53 +243,6 @@ def test_v2_describes_itself(server: Server) -> None:
     tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}
     refused = post_json(server.http, "/v2/models/small.tokens/infer", {"inputs": [tensor], "parameters": {"top_k": 1}})
     assert refused.status == 400
-
-
-def test_a_batch_of_files(server: Server) -> None:
-    """Each line is answered as the route answers it."""
-    bodies: list[dict[str, Any]] = [
-        {"inputs": TEXTS, "top_k": 5},
-        {"inputs": "the server", "input_type": "query", "format": "tokens"},
-        {"inputs": ""},
-    ]
-    output, errors = batch(server, bodies)
-    asked = partial(ask, server, "/embed_sparse")
-    assert [line["response"]["body"] for line in output] == [asked(**body) for body in bodies[:2]]
-    assert [(line["custom_id"], line["response"]["body"]["error_type"]) for line in errors] == [("2", "Empty")]
-
-
-def batch(server: Server, bodies: Sequence[dict[str, Any]]) -> tuple[Any, Any]:
-    """The lines of a batch's output and of its errors; the ID of each is the number of its body."""
-    lines = [
-        {"custom_id": f"{number}", "method": "POST", "url": "/embed_sparse", "body": body}
-        for number, body in enumerate(bodies)
-    ]
-    with client_of(server) as client:
-        data = "".join(json.dumps(line) + "\n" for line in lines).encode()
-        file = client.files.create(file=("input.jsonl", data), purpose="batch")
-        endpoint: Any = "/embed_sparse"
-        made = client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
-        return results_of(client, ended(client, made.id))
-
-
-def test_a_line_names_one_of_several_models(
-    server: Server, folder: Path, tiny_models: dict[str, TinyModel], tmp_path: Path
-) -> None:
-    """In the body, because the URL of a batch has no model; a line without a name says so."""
-    models = tmp_path / "models"
-    write_bundle(models, tiny_models["embed_sparse"])
-    (models / "small").symlink_to(folder.with_name("models") / "small")
-    names = ("small", "embed_sparse")
-    with Server(models, "--batch-dir", str(tmp_path / "batches")) as both:
-        asked = [ask(both, f"/models/{name}/embed_sparse", inputs="a", top_k=3) for name in names]
-        bodies = [{"inputs": "a", "top_k": 3, "model": name} for name in (*names, "other")]
-        output, errors = batch(both, [*bodies, {"inputs": "a"}])
-    assert asked[0] != asked[1]
-    assert [line["response"]["body"] for line in output] == asked
-    assert [line["response"]["status_code"] for line in errors] == [404, 422]
-    assert all(line["response"]["body"]["error"].endswith("name one in `model`") for line in errors)
-    (alone,), _ = batch(server, [{"inputs": "a", "model": "splade"}])
-    assert alone["response"]["body"] == ask(server, "/embed_sparse", inputs="a")
 
 
 @pytest.mark.parametrize("side", ["document", "query"])

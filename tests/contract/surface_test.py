@@ -217,7 +217,7 @@ def lists() -> dict[str, str]:
     """The content of each list by its name."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        files = ("--api-keys-file", str(write_keys(folder / "keys", FIRST)), "--batch-dir", str(folder / "batches"))
+        files = ("--api-keys-file", str(write_keys(folder / "keys", FIRST)))
         told = ("--log-format", "json", "--access-log", "true", "--cors-origins", ORIGIN, "--threads", "2")
         server = stack.enter_context(Server(light_tasks(), *FAKE, *FRONTS, *files, *told, wait_ready=False))
         server.wait_state()

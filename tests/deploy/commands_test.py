@@ -15,7 +15,6 @@ import sysconfig
 import textwrap
 import urllib.request
 import venv
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -68,8 +67,6 @@ ADDED = {
     "# with its web page": " --web-host 127.0.0.1 --web-port 8089",
 }
 """A time in place of minutes, and ports that are not the usual ones here."""
-COPIED = ("FILE", "BATCH", "OUTPUT")
-"""What a reader copies from replies."""
 USUAL = "bertserve serve --models models"
 PRESUPPOSED = {
     "curl --retry 20": (USUAL,),  # for the container
@@ -87,11 +84,9 @@ PRESUPPOSED = {
     ),
 }
 """What a guide expects to be done before a command."""
-WITH_MODELS = ("batches", "load-testing", "models", "security")
+WITH_MODELS = ("load-testing", "models", "security")
 """Guides that presuppose the demo model's export."""
-BATCH_LINE = {"method": "POST", "url": "/v1/embeddings", "body": {"model": "minilm", "input": "What is a T4?"}}
 FILES: dict[str, Any] = {
-    "texts.jsonl": {"custom_id": "text-0", **BATCH_LINE},
     "texts.txt": "\n".join(f"What is text {number}?" for number in range(24)),  # whole requests of eight
     "queries.jsonl": {"query": "what ran", "texts": ["the cat", "a dog"]},
     "requests.json": [[0.0, 8], [0.01, 32]],
@@ -140,7 +135,7 @@ def excused(command: str) -> bool:
 def test_excuses_and_substitutions_are_of_commands() -> None:
     """Of those that the pages have today."""
     shown = [command for page in PAGES for _, command in commands(page)]
-    words = (*EXCUSED, *TENSORRT, *SUBSTITUTED, *ADDED, *COPIED, *PRESUPPOSED, *JUDGES)
+    words = (*EXCUSED, *TENSORRT, *SUBSTITUTED, *ADDED, *PRESUPPOSED, *JUDGES)
     assert [word for word in words if not any(word in command for command in shown)] == []
     assert [start for start in NO_COMMANDS if not any(f"\n\n    {start}" in text for text in PAGES.values())] == []
     assert commands(README)[0] == ("shell", "make run")
@@ -194,7 +189,6 @@ class Reader:
         env |= {"PATH": f"{clone / '.venv/bin'}:{env['PATH']}", "HOME": str(clone), "HF_HUB_OFFLINE": "1"}
         env.pop("PYTHONPATH", None)
         self.how: dict[str, Any] = {"cwd": clone, "env": env | extra, "stdin": subprocess.DEVNULL}
-        self.copied: dict[str, str] = {}
         self.began = ""
         self.server: subprocess.Popen[bytes] | None = None
 
@@ -204,7 +198,7 @@ class Reader:
             self.type("shell", before)
         here = command if kind == "python" else re.sub(r"\s+# .*", "", command)
         here += "".join(more for word, more in ADDED.items() if word in command)
-        for word, other in (*SUBSTITUTED.items(), *self.copied.items()):
+        for word, other in SUBSTITUTED.items():
             here = here.replace(word, other)
         here = re.sub(r"(?<=[: ])(800[0-2]|8089)\b", lambda port: self.ports[port[1]], here)
         if re.match(r"make run|bertserve (serve|doctor)\b", command):
@@ -226,14 +220,6 @@ class Reader:
         missed = missed and not done.stderr.strip().startswith("bertserve ")
         assert done.returncode == 0 or missed, said + (self.log.read_text() if self.log.exists() else "")
         self.printed = done.stdout.strip()
-        reply = json.loads(self.printed) if self.printed.startswith("{") else {}
-        if reply.get("object") in {"file", "batch"}:
-            self.copied[reply["object"].upper()] = reply["id"]
-            self.copied |= {"OUTPUT": reply["output_file_id"]} if reply.get("output_file_id") else {}
-
-    def shows_an_output(self, command: str) -> bool:
-        self.type("shell", command)
-        return "OUTPUT" in self.copied
 
     def start(self, command: str, place: str) -> subprocess.Popen[bytes]:
         """Starts what runs on, and waits until it answers."""
@@ -270,8 +256,6 @@ def test_every_command_works(page: str, clone: Path) -> None:
             if excused(command):
                 continue
             reader.type(kind, command)
-            if command.endswith("/batches/BATCH"):
-                wait_for(partial(reader.shows_an_output, command), "the end of the batch", 60)
             if (page, command) == (README, "make run"):
                 (ready,) = re.findall(r"^ {4}(bertserve is ready.*)$", PAGES[page], re.MULTILINE)
                 wait_for(lambda: ready in reader.log.read_text(), ready)  # noqa: B023

@@ -21,7 +21,6 @@ from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, fr
 from serving.grpc.services import reflection_pb2
 from serving.security.keys import ApiKeys
 from serving.security.watch import FileWatch
-from tests.support.batches import client_of
 from tests.support.clients import (
     MODEL_INFER,
     HttpConnection,
@@ -36,6 +35,7 @@ from tests.support.clients import (
 from tests.support.credentials import FIRST, SECOND, THIRD, WRONG, bearer, write_keys
 from tests.support.http2 import RawHttp2, request_fields
 from tests.support.models import NAME
+from tests.support.openai_client import client_of
 from tests.support.server import Server
 from tests.support.tables import Tables
 from tests.support.triton_clients import FLAVOURS, TritonClient

@@ -19,9 +19,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.asking import asking, failures, wait_for_more
-from tests.support.batches import client_of, ended, request_line, results_of, started, to_file
 from tests.support.certificates import Certificates
-from tests.support.clients import HttpConnection, RawConnection, Refused, get, http_call, metric
+from tests.support.clients import HttpConnection, RawConnection, Refused, get, metric
 from tests.support.credentials import FIRST, SECOND, bearer, write_keys
 from tests.support.engines import stopped_engine
 from tests.support.expected import fake_answers, token_ids
@@ -416,27 +415,6 @@ def test_a_text_that_all_fronts_ask_for_is_computed_once(server: Server, clients
             np.testing.assert_allclose(reply.result().vectors, fake_answers(models, [text]), atol=1e-5)
     after = counted()
     assert {kind: after[kind] - before[kind] for kind in after} == {"miss": 1, "shared": len(clients) - 1, "hit": 0}
-
-
-def test_files_and_batches_are_the_same_on_every_front(models: Path, tmp_path: Path) -> None:
-    """What one client uploads, another on another front makes a batch of, and each downloads the results."""
-    with Server(models, *FAKE, *FRONTS, "--batch-dir", str(tmp_path)) as server:
-        wait_up(server)
-        one, other = client_of(server), client_of(server)
-        bodies = [{"model": NAME, "input": [f"text {number}", "again"]} for number in range(20)]
-        file = to_file(one, [request_line(f"r-{number}", body) for number, body in enumerate(bodies)])
-        batch = ended(other, started(other, file.id).id)
-        assert list(listed(server).values()) == [1, 1]
-        output, errors = results_of(one, batch)
-        assert results_of(other, batch) == (output, errors)
-        assert (batch.status, errors) == ("completed", [])
-        assert [line["custom_id"] for line in output] == [f"r-{number}" for number in range(20)]
-        for line, body in zip(output, bodies, strict=True):
-            own = http_call(server.http, "POST", "/v1/embeddings", json.dumps(body).encode(), JSON)
-            assert line["response"]["body"] == own.json()
-        assert metric(server, "bertserve_requests_total", protocol="batch", reason="ok") == 20
-        one.files.delete(file.id)
-        assert file.id not in {kept.id for kept in other.files.list()}
 
 
 def test_ids_differ_and_each_request_has_one_line(server: Server, clients: list[Client]) -> None:

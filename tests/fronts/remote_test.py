@@ -7,16 +7,9 @@ import socket
 
 import pytest
 
-from serving.engine.process.wire import FrameReader, pack
 from serving.fronts.remote import CoreLink
-from serving.fronts.wire import KINDS, Kind
-from serving.http.body_stream import ReceivedBody
-from serving.http.exchange import HttpRequest
 from serving.records import DEFAULT_PRIORITY, ModelIndex
 from tests.support.virtual_time import asynchronous
-from tests.support.waiting import turns
-
-PATH = "/v1/files"
 
 
 async def link_of() -> tuple[CoreLink, socket.socket]:
@@ -25,25 +18,6 @@ async def link_of() -> tuple[CoreLink, socket.socket]:
     ours.setblocking(False)
     _, link = await asyncio.get_running_loop().create_connection(CoreLink, sock=ours)
     return link, core
-
-
-@asynchronous
-async def test_an_upload_that_its_client_aborts_leaves_no_task() -> None:
-    """Although the core has asked for a piece that does not come any more."""
-    link, core = await link_of()
-    with core:
-        request = HttpRequest("POST", PATH, {}, b"", "id", 0.0, stream=ReceivedBody(lambda: None))
-        upload = asyncio.create_task(link.call_http("POST", PATH, request))
-        await turns()
-        ((kind, _, number, _),) = FrameReader(KINDS).feed(core.recv(1 << 16))
-        assert kind is Kind.CALL
-        core.sendall(pack(Kind.PULL, b"", batch=number))
-        await turns()
-        upload.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await upload
-        await turns()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @pytest.mark.parametrize("crowded", [True, False])

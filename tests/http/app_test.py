@@ -21,7 +21,6 @@ import uvicorn
 from anyio.from_thread import start_blocking_portal
 from starlette.testclient import TestClient
 
-from serving.bulk.batches_api.service import BatchesApiService
 from serving.errors import ModelNotFound
 from serving.http import openapi
 from serving.http.app import App
@@ -175,13 +174,10 @@ class Everywhere:
                 record_error=lambda error, *_: self.errors.append(error.reason),
                 keys=keys,
                 observer=self._observer,
-                jobs=BatchesApiService.open(settings),
             )
         )
 
     def __enter__(self) -> Self:
-        if self.app.context.jobs is not None:
-            self._stack.callback(self.app.context.jobs.close)
         self._address = self._stack.enter_context(listening_beside(self.app))
         self._uvicorn_address = self._stack.enter_context(under_uvicorn(self.app))
         self._client = self._stack.enter_context(closing(TestClient(self.app)))
@@ -189,17 +185,6 @@ class Everywhere:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-
-    def upload(self, body: bytes, headers: dict[str, str]) -> list[str]:
-        replies = [
-            http_call(address, "POST", "/v1/files", body, headers) for address in (self._address, self._uvicorn_address)
-        ]
-        statuses = [(reply.status, reply.json()) for reply in replies]
-        over_client = self._client.post("/v1/files", content=body, headers=headers)
-        statuses.append((over_client.status_code, over_client.json()))
-        assert [status for status, _ in statuses] == [200] * 3
-        self._taken(3)
-        return [reply["id"] for _, reply in statuses]
 
     def routes(self) -> list[ApiRoute]:
         """Every route of the application; nothing else is in it."""
@@ -282,8 +267,7 @@ def test_every_route_answers_the_same(plain: Everywhere) -> None:
     for route in plain.routes():
         case = plain.case(route)
         hidden = route.docs is None or (route.docs.models is not None and not route.docs.models(plain.app.context))
-        off = route.docs is not None and route.docs.offered is not None and not route.docs.offered(plain.app.context)
-        assert plain.ask(case) in ({403} if off else {200, 400, 424, 501} if hidden else {200}), route.path
+        assert plain.ask(case) in ({200, 400, 424, 501} if hidden else {200}), route.path
         if route.method == "GET":
             plain.ask(case._replace(method="HEAD"))
 
@@ -549,37 +533,3 @@ def test_the_document_leaves_out_what_no_model_answers(repository: Repository) -
     assert {"/embed", "/models/{model}/embed", "/v1/embeddings", "/"} <= paths
     left_out = {"/predict", "/rerank", "/v2/rerank", "/docs", "/embed_sparse", "/v2/logging"}
     assert not paths & {*left_out, "/v2/repository/models/{model}/load"}
-
-
-def test_files_come_and_go_in_pieces_everywhere(repository: Repository, tmp_path: Path) -> None:
-    """An upload may be larger than any other body, and is fetched as it was sent."""
-    content = b"a line of text\n" * 50_000
-    form = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
-    form += b'--b\r\nContent-Disposition: form-data; name="file"; filename="lines"\r\n\r\n' + content + b"\r\n--b--\r\n"
-    with everywhere(repository, "--batch-dir", str(tmp_path)) as served:
-        for file_id in served.upload(form, {"Content-Type": "multipart/form-data; boundary=b"}):
-            assert (tmp_path / "files" / file_id).read_bytes() == content
-            for method in ("GET", "HEAD"):
-                path = f"/v1/files/{file_id}/content"
-                assert served.ask(Case(method, path, None, {"X-Request-Id": "r-1"})) == 200
-        assert served.ask(Case("GET", "/v1/files/file-none/content", None, {"X-Request-Id": "r-1"})) == 404
-        # A browser asks no leave for a form; the same pages of this server are let through, here to the next refusal.
-        assert served.ask(Case("POST", "/v1/files", b"{}", {**JSON, "Origin": OTHER})) == 403
-        assert (
-            served.ask(Case("POST", "/v1/files", b"{}", {**JSON, "Origin": OTHER, "Sec-Fetch-Site": "same-origin"}))
-            == 415
-        )
-
-
-def test_files_and_batches_are_off_unless_a_folder_is_named(plain: Everywhere) -> None:
-    """Every route says how they are switched on, and the document leaves them out."""
-    for method, path in (
-        ("GET", "/v1/files"),
-        ("POST", "/v1/files"),
-        ("GET", "/v1/batches"),
-        ("DELETE", "/v1/files/a"),
-    ):
-        assert plain.ask(Case(method, path, b"{}" if method == "POST" else None)) == 403
-        reply = TestClient(plain.app).request(method, path)
-        assert "--batch-dir" in reply.json()["error"]["message"]
-    assert not {path for path in asyncio.run(plain.app.described())["paths"] if "batches" in path}

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from serving.errors import InvalidRequest, NotReady
 from serving.http.app import App
-from serving.http.asgi import FILE_BYTES
 from serving.http.exchange import HttpReply
 from serving.http.routes import Docs, Router
 from serving.net.buffers import FREE_BYTES, BufferBudget
@@ -25,7 +24,6 @@ from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     import h11
 
@@ -120,28 +118,20 @@ def running() -> Iterator[Running]:
         yield listener
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("files") / "file"
-    path.write_bytes(bytes(300_000))
-    return path
-
-
 SIZES = st.sampled_from([0, 1, 300, FREE_BYTES, FREE_BYTES + 1, 3 * FREE_BYTES])
 BODIES = st.builds(
     HttpReply,
     body=SIZES.map(bytes),
-    status=st.sampled_from([200, 201, 204, 206, 304, 404, 422, 503]),
+    status=st.sampled_from([200, 201, 206, 304, 404, 422, 503]),
     content_type=st.sampled_from([b"application/json", b"text/plain"]),
     head=st.sampled_from([b"", b"etag: a\r\n", b"x-a: b\r\nx-c: d\r\n"]),
 )
 ERRORS = st.sampled_from([InvalidRequest("wrong"), NotReady("later", retry_after_s=1), ValueError("a bug")])
-FILE = HttpReply(b"", content_type=b"application/octet-stream")
 CASES = st.builds(
     Case,
     st.sampled_from(["GET", "HEAD", "POST"]),
     st.sampled_from(["/made", "/hot", "/nothing"]),
-    st.one_of(BODIES, ERRORS, st.just(FILE)),
+    st.one_of(BODIES, ERRORS),
 )
 
 
@@ -156,20 +146,16 @@ def wanted(case: Case, *, spent: bool, size: int) -> tuple[int, str, int]:
         return case.reply.http_status, case.reply.reason, -1
     if isinstance(case.reply, Exception):
         return 500, "internal", -1
-    bodiless = case.method == "HEAD" or case.reply.status in {204, 304}
-    if spent and not bodiless and (size > FREE_BYTES or case.reply.file is not None):
+    bodiless = case.method == "HEAD" or case.reply.status == 304
+    if spent and not bodiless and size > FREE_BYTES:
         return 503, "buffers_full", -1
     return case.reply.status, "ok", 0 if bodiless else size
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cases=st.lists(CASES, min_size=1, max_size=4), spent=st.booleans())
-def test_replies_are_what_is_recorded_of_them(running: Running, file: Path, cases: list[Case], *, spent: bool) -> None:
+def test_replies_are_what_is_recorded_of_them(running: Running, cases: list[Case], *, spent: bool) -> None:
     """Whatever is answered, sent ahead or not, with room or without: each is one reply, one line, one count."""
-    cases = [
-        case._replace(reply=HttpReply(b"", file=file, content_type=FILE.content_type)) if case.reply is FILE else case
-        for case in cases
-    ]
     share = running.budget.share()
     assert share.take(running.budget.limit_bytes - running.budget.used if spent else 0)
     running.traces.clear()
@@ -182,7 +168,7 @@ def test_replies_are_what_is_recorded_of_them(running: Running, file: Path, case
         share.close()
     reasons = []
     for number, (case, (head, body), trace) in enumerate(zip(cases, replies, running.traces, strict=True)):
-        size = 0 if isinstance(case.reply, Exception) else 300_000 if case.reply.file else len(case.reply.body)
+        size = 0 if isinstance(case.reply, Exception) else len(case.reply.body)
         status, reason, length = wanted(case, spent=spent, size=size)
         fields = dict(head.headers)
         assert head.status_code == status
@@ -190,8 +176,7 @@ def test_replies_are_what_is_recorded_of_them(running: Running, file: Path, case
         assert fields[b"access-control-allow-origin"] == PAGE.encode()
         assert len(fields) == len(head.headers)
         assert length in {-1, len(body)}
-        if head.status_code != 204:
-            assert case.method == "HEAD" or status == 304 or int(fields[b"content-length"]) == len(body)
+        assert case.method == "HEAD" or status == 304 or int(fields[b"content-length"]) == len(body)
         assert (trace.request_id, trace.status, trace.reason, trace.bytes_out) == (
             f"r{number}",
             status,
@@ -217,25 +202,3 @@ def test_a_reply_that_cannot_be_written_ends_in_another(
     wait_for(lambda: running.traces, "the trace")
     assert [(trace.status, trace.reason) for trace in running.traces] == [(500, "internal")]
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [MemoryError]
-
-
-def test_a_file_that_ends_too_soon_ends_the_connection(
-    running: Running, file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its length has been said already; what was sent of it is recorded, with the error."""
-    running.traces.clear()
-    path = tmp_path / "shrinks"
-    path.write_bytes(file.read_bytes() * 100)
-    with RawConnection(running.address) as client:
-        client.send(Case("GET", "/made", HttpReply(b"", file=path)).request(0))
-        first = b""
-        while len(first) < 2 * FILE_BYTES:
-            first += client.socket.recv(1 << 16)
-        assert first.startswith(b"HTTP/1.1 200 ")
-        path.write_bytes(b"")
-        client.read_to_end()
-    wait_for(lambda: running.traces, "the trace")
-    (trace,) = running.traces
-    assert (trace.status, trace.reason) == (200, "internal")
-    assert 0 < trace.bytes_out < 30_000_000
-    assert "a file shrank" in caplog.text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import sqlite3
 import subprocess
 import sys
 from importlib.metadata import version
@@ -14,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from serving.bulk.batches_api.store import BatchesApiStore, StoreLimits
-from serving.errors import StartupError
 from serving.host import available_cpus
 from serving.operations.doctor import OPENED, Finding, engines, gpus, machine, serving_with, text
 from serving.settings import Settings, kind_of
@@ -123,33 +120,6 @@ def test_it_looks_at_every_setting_that_names_a_place() -> None:
     assert named | told == OPENED.keys()
 
 
-def test_a_folder_of_batches_is_looked_at_and_left_alone(tmp_path: Path) -> None:
-    """One in use, one with something else in it and one of another version are refused in the words of the start."""
-    folders = {name: tmp_path / name for name in ("used", "foreign", "later", "free")}
-    limits = StoreLimits.of(Settings())
-    used = BatchesApiStore(folders["used"], limits)
-    BatchesApiStore(folders["free"], limits).close()
-    BatchesApiStore(folders["later"], limits).close()
-    with sqlite3.connect(folders["later"] / "jobs.sqlite") as database:
-        database.execute("PRAGMA user_version = 99")
-    database.close()
-    folders["foreign"].mkdir()
-    (folders["foreign"] / "jobs.sqlite").write_bytes(b"something else" * 100)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    found = {
-        name: named(serving_with(Settings(batch_dir=folder, http_port=0, grpc_port=0, metrics_port=0)))["batches"]
-        for name, folder in folders.items()
-    }
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
-    assert {name: finding.state for name, finding in found.items()} == dict.fromkeys(folders, "bad") | {"free": "ok"}
-    used.close()
-    assert "another server uses this folder" in found["used"].value
-    for name in ("foreign", "later"):
-        with pytest.raises(StartupError) as refused:
-            BatchesApiStore(folders[name], limits)
-        assert str(refused.value) == found[name].value
-
-
 def test_two_settings_with_one_port() -> None:
     """Each is free alone; the start could not have both."""
     port = free_port()
@@ -211,14 +181,11 @@ def test_a_server_that_runs_is_named_at_its_ports(models: Path, fake_server: Ser
 
 
 def test_what_stops_serve_is_found(models: Path, tmp_path: Path) -> None:
-    """Ports that are taken, models, a folder and a table of ids that are not there: each in the words of the start."""
-    file = tmp_path / "file"
-    file.touch()
+    """Ports that are taken, models and a table of ids that are not there: each in the words of the start."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         wrong = {
             f"port {port}": ("--grpc-port", port),
-            "batches": ("--batch-dir", str(file)),
             "token IDs": ("--accept-token-ids", f"cl100k_base={tmp_path / 'none'}"),
             "models": ("--models", str(tmp_path)),
         }

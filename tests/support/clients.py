@@ -349,14 +349,6 @@ def grpc_raw(address: str, method: str, data: bytes, *, headers: Sequence[tuple[
             raise refusal(error) from error
 
 
-UPLOAD = (
-    b"POST /v1/files HTTP/1.1\r\nHost: h\r\n%bContent-Length: 900000\r\n"
-    b"Content-Type: multipart/form-data; boundary=b\r\n\r\n"
-    b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
-)
-"""The beginning of an upload, with a place for more headers."""
-
-
 class _TlsSocket(socket.socket):
     """A socket over TLS that says farewell and goes on reading, as `ssl.SSLSocket` does not."""
 

@@ -2,7 +2,6 @@
 
 - `tei`: text-embeddings-inference (`/embed`, `/rerank`, `/predict`, ...)
 - `openai`: `/v1/embeddings`, `/v1/models`
-- `openai_files`: `/v1/files`, `/v1/batches`; `batch_lines`: the routes that answer the lines of batches
 - `cohere`: `/v1/embed`, `/v1/rerank`, and the same below `/v2`; the rerank APIs of Jina and vLLM
 - `huggingface`: the inference API (`/classify`, `/answer`, `/tag`, `/fill-mask`)
 - `oip`: the Open Inference Protocol, `/v2/...`

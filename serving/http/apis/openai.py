@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from serving.errors import ForeignTokenIds
-from serving.http.apis.batch_lines import LineRoute
 from serving.http.apis.openai_messages import EmbeddingsReply, EmbeddingsRequest, ModelCard, ModelList, TextInput
 from serving.http.apis.tei import text_inputs
 from serving.http.apis.vectors import in_form, rows_json, size_of, sparse_json
@@ -23,7 +22,7 @@ from serving.tasks.embed import EmbedOptions
 from serving.tei.service import BYTES_PER_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from serving.http.apis.vectors import VectorType
     from serving.http.app_context import AppContext
@@ -75,51 +74,7 @@ _embeddings_docs = Docs(EmbeddingsRequest, EmbeddingsReply, _example, _embed_mod
 async def embeddings(context: AppContext, http: HttpRequest) -> HttpReply:
     """Embed texts (OpenAI API)."""
     message = await http.json(EMBEDDINGS, context.large_body_lock)
-    name, inputs = await inputs_of(context, message)
-    outcome = await embed_inputs(context, http, message, name, inputs)
-    numbers = outcome.answer.size if message.outputs is None else sum(map(size_of, outcome.answer))
-    if numbers > INLINE_NUMBERS:
-        body = await context.pipeline.write(outcome, numbers, partial(_large_reply, outcome, message))
-    else:
-        body = _reply(outcome, message)
-    return HttpReply(body, head=outcome_head(outcome))
-
-
-def _reply(outcome: Outcome[Any], message: EmbeddingsRequest) -> bytes:
-    reply = {
-        "object": "list",
-        "data": embeddings_of(outcome, message),
-        "model": outcome.model,
-        "usage": usage_of([outcome]),
-    }
-    return orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-def _large_reply(outcome: Outcome[Any], message: EmbeddingsRequest, check: Check) -> bytes:
-    """The same in pieces."""
-    return b"".join(checked(_body([outcome], message, check), check, 1))
-
-
-async def inputs_of(context: AppContext, message: EmbeddingsRequest) -> tuple[str | None, Sequence[str | list[int]]]:
-    """The model's name and its inputs: texts, or token ids of the model's own tokenizer."""
-    name = context.repository.named_or_only(message.model, "embed")
-    model = context.repository.find(name, task="embed")
-    inputs, read_ids = text_inputs(_plain(message.input)), context.read_ids
-    check_not_empty(inputs, "input")
-    rows = [value for value in inputs if not isinstance(value, str)]
-    if read_ids is None or not rows:
-        return name, [text if isinstance(text, str) else _own_ids(model, text) for text in inputs]
-    return name, await context.pipeline.read(model, BYTES_PER_ID * sum(map(len, rows)), lambda _: read_ids(inputs))
-
-
-async def embed_inputs(
-    context: AppContext,
-    http: HttpRequest,
-    message: EmbeddingsRequest,
-    name: str | None,
-    inputs: Sequence[str | list[int]],
-) -> Outcome[Any]:
-    """Embeds all inputs of a message, or some of them."""
+    name, inputs = await _inputs(context, message)
     options: EmbedOptions | CombinedOptions = EmbedOptions(message.normalized, message.dimensions)
     if message.outputs is not None:
         options = CombinedOptions(tuple(dict.fromkeys(message.outputs)), message.normalized, message.dimensions)
@@ -131,7 +86,49 @@ async def embed_inputs(
         prompt_name=message.prompt_name,
         input_type=message.input_type or _JINA_TASKS.get(message.task),
     )
-    return await context.pipeline.infer(http.stamp(request))
+    outcome = await context.pipeline.infer(http.stamp(request))
+    numbers = outcome.answer.size if message.outputs is None else sum(map(size_of, outcome.answer))
+    if numbers > INLINE_NUMBERS:
+        body = await context.pipeline.write(outcome, numbers, partial(_large_reply, outcome, message))
+    else:
+        body = _reply(outcome, message)
+    return HttpReply(body, head=outcome_head(outcome))
+
+
+def _reply(outcome: Outcome[Any], message: EmbeddingsRequest) -> bytes:
+    reply = {
+        "object": "list",
+        "data": _embeddings(outcome, message),
+        "model": outcome.model,
+        "usage": _usage(outcome),
+    }
+    return orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _large_reply(outcome: Outcome[Any], message: EmbeddingsRequest, check: Check) -> bytes:
+    """The same, encoded in pieces."""
+    rows = _embeddings(outcome, message, check)
+    size = 1 if message.outputs else _ROWS  # vectors of tokens are large
+    starts = checked(range(0, len(rows), size), check, 1)
+    pieces = [orjson.dumps(rows[at : at + size], option=orjson.OPT_SERIALIZE_NUMPY)[1:-1] for at in starts]
+    end = orjson.dumps({"model": outcome.model, "usage": _usage(outcome)})[1:]
+    return b'{"object":"list","data":[%b],%b' % (b",".join(pieces), end)
+
+
+def _usage(outcome: Outcome[Any]) -> dict[str, int]:
+    return {"prompt_tokens": outcome.tokens, "total_tokens": outcome.tokens}
+
+
+async def _inputs(context: AppContext, message: EmbeddingsRequest) -> tuple[str | None, Sequence[str | list[int]]]:
+    """The model's name and its inputs: texts, or token ids of the model's own tokenizer."""
+    name = context.repository.named_or_only(message.model, "embed")
+    model = context.repository.find(name, task="embed")
+    inputs, read_ids = text_inputs(_plain(message.input)), context.read_ids
+    check_not_empty(inputs, "input")
+    rows = [value for value in inputs if not isinstance(value, str)]
+    if read_ids is None or not rows:
+        return name, [text if isinstance(text, str) else _own_ids(model, text) for text in inputs]
+    return name, await context.pipeline.read(model, BYTES_PER_ID * sum(map(len, rows)), lambda _: read_ids(inputs))
 
 
 def _plain(inputs: str | TextInput | list[str | TextInput | list[int] | int]) -> str | list[str | list[int] | int]:
@@ -169,16 +166,14 @@ def _card(model: ServedModel) -> ModelCard:
     return ModelCard(model.name, "model", created, manifest.source.name, manifest.prompts, manifest.default_prompt)
 
 
-def embeddings_of(
-    outcome: Outcome[Any], message: EmbeddingsRequest, first: int = 0, check: Check = go_on
-) -> list[dict[str, Any]]:
-    """The vectors in the message's format, with indexes from `first`."""
+def _embeddings(outcome: Outcome[Any], message: EmbeddingsRequest, check: Check = go_on) -> list[dict[str, Any]]:
+    """The vectors in the message's format."""
     form = message.embedding_type or message.encoding_format
     if message.outputs is None:
         rows = in_form(outcome.answer, form)
-        return [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows, first)]
+        return [{"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)]
     parts = [_embedded(one, form, check) for one in outcome.answer]
-    return [{"object": "embedding", "index": index, **part} for index, part in enumerate(parts, first)]
+    return [{"object": "embedding", "index": index, **part} for index, part in enumerate(parts)]
 
 
 def _embedded(one: Embedded, form: VectorType, check: Check) -> dict[str, Any]:
@@ -191,32 +186,3 @@ def _embedded(one: Embedded, form: VectorType, check: Check) -> dict[str, Any]:
     if one.tokens is not None:
         found["token_embeddings"] = orjson.Fragment(rows_json(one.tokens, check))
     return found
-
-
-def usage_of(outcomes: Sequence[Outcome[Any]]) -> dict[str, int]:
-    tokens = sum([outcome.tokens for outcome in outcomes])
-    return {"prompt_tokens": tokens, "total_tokens": tokens}
-
-
-def _body(outcomes: Sequence[Outcome[Any]], message: EmbeddingsRequest, check: Check = go_on) -> Iterable[bytes]:
-    yield b'{"object":"list","data":['
-    first = 0
-    for outcome in outcomes:
-        rows = embeddings_of(outcome, message, first, check)
-        first += len(rows)
-        size = 1 if message.outputs else _ROWS  # vectors of tokens are large
-        for piece in [rows[at : at + size] for at in range(0, len(rows), size)]:
-            comma = b"," if piece[0]["index"] else b""
-            yield comma + orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
-    yield b"]," + orjson.dumps({"model": outcomes[0].model, "usage": usage_of(outcomes)})[1:]
-
-
-LINES = LineRoute(
-    "/v1/embeddings",
-    EMBEDDINGS,
-    lambda settings: settings.max_client_batch_size,
-    inputs_of,
-    embed_inputs,
-    _body,
-    lambda message: "tokens" in (message.outputs or ()),
-)

@@ -9,9 +9,8 @@ import msgspec
 import numpy as np
 import orjson
 
-from serving.errors import EmptyInput, InvalidRequest, ModelNotNamed, WrongTask
+from serving.errors import EmptyInput, InvalidRequest, WrongTask
 from serving.http.apis import cohere
-from serving.http.apis.batch_lines import LineRoute
 from serving.http.apis.cohere_messages import RankingReply, RankingRequest
 from serving.http.apis.tei_messages import (
     DecodeRequest,
@@ -26,7 +25,6 @@ from serving.http.apis.tei_messages import (
     RerankRequest,
     SimilarityParameters,
     SimilarityRequest,
-    SparseLineRequest,
     SparseWeight,
     TokenizeReply,
     TokenizeRequest,
@@ -38,7 +36,7 @@ from serving.http.routes import Docs, HotRoute, Router, all_models, ranking_mode
 from serving.inference.pipeline import INLINE_NUMBERS, check_not_empty
 from serving.inference.ranking import ranking
 from serving.inference.requests import InferRequest
-from serving.tasks.base import checked, go_on
+from serving.tasks.base import checked
 from serving.tasks.chunks import ChunkOptions, LateChunkOptions
 from serving.tasks.classify import ClassifyOptions, LabelScore
 from serving.tasks.combined import CombinedOptions
@@ -48,7 +46,7 @@ from serving.tasks.embed_tokens import EmbedTokensOptions
 from serving.tei.service import Info, text_or_pair
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -66,8 +64,6 @@ _TIMES = (
     b"x-compute-characters: %d\r\nx-compute-time: %d\r\nx-total-time: %d\r\n"
     b"x-tokenization-time: %d\r\nx-queue-time: %d\r\nx-inference-time: %d\r\n"
 )
-
-SPARSE_PATH = "/embed_sparse"
 
 _SIDES: Mapping[Direction, Side] = {"Left": "left", "left": "left", "Right": "right", "right": "right"}
 
@@ -197,7 +193,7 @@ async def embed_all(context: AppContext, http: HttpRequest) -> HttpReply:
 
 
 @router.infer(
-    SPARSE_PATH,
+    "/embed_sparse",
     "embed_sparse",
     EmbedSparseRequest,
     list[list[SparseWeight] | dict[str, Any]],
@@ -207,50 +203,16 @@ async def embed_sparse(context: AppContext, http: HttpRequest) -> HttpReply:
     """Compute sparse vectors of texts, with a weight for each of their tokens."""
     message = await http.json(_EMBED_SPARSE, context.large_body_lock)
     inputs = text_inputs(message.inputs)
-    outcome = await _embed_sparse(context, http, message, None, inputs)
+    named = message.tokens or message.format == "tokens"
+    options = EmbedSparseOptions(message.top_k, message.threshold, tokens=named)
+    outcome = await _run_task(context, http, inputs, options, message)
     numbers = NUMBERS_OF_A_WEIGHT * sum(map(len, outcome.answer))
     body = await context.pipeline.write(outcome, numbers, partial(_sparse, outcome.answer, message))
     return HttpReply(body, head=_times_head(outcome, inputs))
 
 
-async def _embed_sparse(
-    context: AppContext, http: HttpRequest, message: EmbedSparseRequest, model: str | None, inputs: Sequence[TextInput]
-) -> Outcome[list[SparseVector]]:
-    named = message.tokens or message.format == "tokens"
-    options = EmbedSparseOptions(message.top_k, message.threshold, tokens=named)
-    return await _run_task(context, http, inputs, options, message, model)
-
-
-def _sparse(answer: Sequence[SparseVector], message: EmbedSparseRequest, check: Check = go_on) -> bytes:
+def _sparse(answer: Sequence[SparseVector], message: EmbedSparseRequest, check: Check) -> bytes:
     return b"[%b]" % b",".join([sparse_json(vector, message.format) for vector in checked(answer, check, 1)])
-
-
-async def _sparse_inputs(
-    context: AppContext, message: SparseLineRequest
-) -> tuple[str | None, Sequence[str | list[int]]]:
-    name = context.repository.named_or_only(message.model, "embed_sparse")
-    try:
-        context.repository.find(name, task="embed_sparse")
-    except ModelNotNamed as error:  # which would be told to name one in the path
-        raise InvalidRequest(f"{error.message} in `model`") from None
-    return name, text_inputs(message.inputs)
-
-
-def _sparse_pieces(outcomes: Sequence[Outcome[list[SparseVector]]], message: EmbedSparseRequest) -> Iterable[bytes]:
-    yield b"["
-    for number, outcome in enumerate(outcomes):
-        yield (b"," if number else b"") + _sparse(outcome.answer, message)[1:-1]
-    yield b"]"
-
-
-SPARSE_LINES = LineRoute(
-    SPARSE_PATH,
-    JsonDecoder(SparseLineRequest),
-    lambda settings: settings.max_client_batch_size,
-    _sparse_inputs,
-    _embed_sparse,
-    _sparse_pieces,
-)
 
 
 @router.infer("/predict", "classify", PredictRequest, list[LabelScore | list[LabelScore]], _PREDICTED)

@@ -84,12 +84,6 @@ class EmbedSparseRequest(EmbedAllRequest, forbid_unknown_fields=True):
     tokens: bool = False
 
 
-class SparseLineRequest(EmbedSparseRequest, forbid_unknown_fields=True):
-    """A line of a batch file, whose URL cannot name a model."""
-
-    model: str | None = None
-
-
 class SparseWeight(msgspec.Struct, omit_defaults=True):
     """The weight of a token; `token` is its name, if the request asks for it."""
 

@@ -1,1 +1,0 @@
-"""Files and batch jobs on disk, and the runner that computes them."""
