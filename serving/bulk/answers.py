@@ -42,7 +42,7 @@ class AnswerColumn:
         """Answers as an Arrow array; None becomes null."""
         missing = pa.array([answer is None for answer in answers], pa.bool_())
         if self.width is None:
-            return pa.array([None if answer is None else plain(answer) for answer in answers], self.type)
+            return pa.array([None if answer is None else _plain(answer) for answer in answers], self.type)
         if not self.nested:
             return self._vectors([_zeros(self.width) if answer is None else answer for answer in answers], missing)
         tokens = [np.empty((0, self.width), np.float32) if answer is None else answer for answer in answers]
@@ -54,7 +54,7 @@ class AnswerColumn:
         return pa.FixedSizeListArray.from_arrays(pa.array(flat, pa.float32()), self.width, mask=missing)
 
 
-def plain(answer: Any) -> Any:  # noqa: ANN401  any task's answer
+def _plain(answer: Any) -> Any:  # noqa: ANN401  any task's answer
     """An answer of lists, dicts, strings and numbers; vectors stay NumPy arrays."""
     if isinstance(answer, SparseVector):
         return msgspec.structs.asdict(answer)

@@ -122,7 +122,7 @@ def _object(argument: str) -> dict[str, Any]:
 def _run(options: argparse.Namespace) -> int:
     from serving.bulk import ray_job  # noqa: PLC0415  what it needs may be missing
     from serving.bulk.predictor import Model  # noqa: PLC0415  likewise
-    from serving.bulk.ray_store import OwnedRayJobStore, RayJob  # noqa: PLC0415  likewise
+    from serving.bulk.ray_store import RayJob, RayJobStore  # noqa: PLC0415  likewise
     from serving.bulk.sources import Columns, find  # noqa: PLC0415  likewise
 
     columns = Columns(tuple(options.column or ["text"]), options.id_column)
@@ -152,7 +152,7 @@ def _run(options: argparse.Namespace) -> int:
     rows = options.part_rows or (_PART_ROWS_OF_TOKENS if column.nested and column.width else _PART_ROWS)
     job = RayJob(tuple(inputs), columns, options.format, rows, model.task, model.served.bundle.sha256, chosen)
     workers = ray_job.RayWorkers(options.address, options.actors, options.threads, options.gpus)
-    with OwnedRayJobStore(options.out, job) as store:
+    with RayJobStore.open(options.out, job) as store:
         finished = store.finished()
         with _Progress(inputs, list(finished.values())) as progress:
             manifest = store.concluded(finished)

@@ -306,15 +306,15 @@ class BatchPredictor:
             raise BatchError(f"a batch is a {type(table).__name__}; give map_batches batch_format='pyarrow'")
         if missing := [column for column in self._columns if column not in table.column_names]:
             raise BatchError(f"unknown column {quoted(missing[0])}; available: {all_quoted(table.column_names)}")
-        predictions = self._predictor.predict(rows_of([table[column].to_pylist() for column in self._columns]))
+        columns = [table[column].to_pylist() for column in self._columns]
+        rows = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        return self._answered(table, self._predictor.predict(rows))
+
+    def _answered(self, table: pa.Table, predictions: Sequence[Prediction]) -> pa.Table:
         column = self._predictor.model.column
         errors = pa.array([each.reason or None for each in predictions], pa.string())
         answers = column.array([None if each.reason else each.answer for each in predictions])
         return table.append_column(column.name, answers).append_column("error", errors)
-
-
-def rows_of(columns: Sequence[Sequence[object]]) -> Sequence[object]:
-    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
 def _attempt(model: Model, value: object) -> Sequence[EncodedText] | InvalidRequest:

@@ -1,4 +1,4 @@
-"""A job on Ray Data: tasks read parts, actors with an engine each compute and write them, this process counts.
+"""A job on Ray Data: tasks read parts, actors with an engine each answer and write them, this process counts.
 
 Ray distributes the parts, applies backpressure to readers, restarts crashed actors, and repeats what they had begun.
 This is safe because a part is always the same rows, under the same name, with the same content.
@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from serving.bulk import sources
 from serving.bulk.errors import BatchError
-from serving.bulk.predictor import Model, Prediction, Predictor
+from serving.bulk.predictor import BatchPredictor
 from serving.bulk.ray_store import PartEntry, RayJob, RayJobStore
 from serving.engine.base import DeviceLost
 from serving.engine.process.worker import DEVICE_LOST
@@ -29,10 +29,12 @@ from serving.host import available_cpus
 from serving.models.staging_dir import StagingDir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from serving.bulk.predictor import Prediction
 
 _MAX_ATTEMPTS = 5
-"""Maximum engine crashes on one part in a run; then the job ends."""
+"""Maximum engine crashes on one part in a run; then the job ends. Ray itself would go on for ever."""
 
 _OBJECT_STORE_BYTES = 256 << 20
 """Shared memory of a local Ray, for a few waiting parts."""
@@ -95,7 +97,7 @@ def run(
         files = ray.data.from_items([{"file": index} for index in range(len(job.inputs))])
         read = files.map_batches(_read, fn_args=[told], batch_size=1, batch_format="pyarrow", num_cpus=_READER_CPUS)
         written = read.map_batches(
-            _Writer,
+            _PartPredictor,
             fn_constructor_args=[told],
             batch_size=1,
             batch_format="pyarrow",
@@ -205,36 +207,32 @@ def _read(table: pa.Table, told: _Run) -> Iterator[pa.Table]:
             yield pa.table({"file": [index], "part": content})
 
 
-class _Writer:
-    """An actor: an engine, and what it writes."""
+class _PartPredictor(BatchPredictor):
+    """An actor: an engine that answers parts, and writes the answers."""
 
     def __init__(self, told: _Run) -> None:
-        job = told.job
-        self._job = job
-        self._predictor = Predictor(Model(told.models, job.task, **job.model, **told.settings))
+        job = self._job = told.job
+        texts = sources.numbered(len(job.columns.texts))
+        super().__init__(texts, models=told.models, task=job.task, **job.model, **told.settings)
         if self._predictor.model.served.bundle.sha256 != job.bundle:
             raise BatchError(f"the model in {told.models} on {os.uname().nodename} differs from the job's model")
-        self._store = RayJobStore(Path(told.out))
+        self._store = RayJobStore(Path(told.out), job)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        entries = [
-            self._written(file, msgspec.msgpack.decode(content, type=sources.Part))
-            for file, content in zip(table["file"].to_pylist(), table["part"].to_pylist(), strict=True)
-        ]
-        return pa.table({"entry": [msgspec.json.encode(entry) for entry in entries]})
-
-    def _written(self, file: int, part: sources.Part) -> PartEntry:
+        (row,) = table.to_pylist()
+        file, part = row["file"], msgspec.msgpack.decode(row["part"], type=sources.Part)
         if self._store.attempted(file, part.number) >= _MAX_ATTEMPTS:
             begin, end = part.first_row, part.first_row + len(part.rows)
             raise BatchError(
                 f"the engine died {_MAX_ATTEMPTS} times on rows {begin} to {end - 1} of {self._job.inputs[file].path}"
             )
-        readable = [index for index, row in enumerate(part.rows) if not row.reason]
         try:
-            computed = self._predictor.predict([part.rows[index].value for index in readable])
+            answers = super().__call__(part.texts(len(self._columns)))
         except DeviceLost:
             os._exit(DEVICE_LOST)
-        predictions = [Prediction(reason=row.reason) for row in part.rows]
-        for index, prediction in zip(readable, computed, strict=True):
-            predictions[index] = prediction
-        return self._store.write(self._job, file, part, predictions, self._predictor.model.column)
+        entry = self._store.write(file, part, answers, self._predictor.model.column)
+        return pa.table({"entry": [msgspec.json.encode(entry)]})
+
+    def _answered(self, table: pa.Table, predictions: Sequence[Prediction]) -> pa.Table:
+        tokens = pa.array([each.tokens for each in predictions], pa.int64())
+        return super()._answered(table, predictions).append_column("tokens", tokens)

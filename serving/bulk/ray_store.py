@@ -11,9 +11,9 @@ part with an entry is whole, and any other one is made again with the same name 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
-import os
 import re
 import shutil
 import uuid
@@ -25,19 +25,16 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from serving.bulk.answers import plain
 from serving.bulk.errors import BatchError
-from serving.bulk.files import lock, move
 from serving.bulk.sources import Columns, InputFile  # noqa: TC001  msgspec reads the annotations
-from serving.models.staging_dir import sync
+from serving.models.staging_dir import exclusive, sync
 from serving.models.verified_dir import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from serving.bulk.answers import AnswerColumn
-    from serving.bulk.predictor import Prediction
     from serving.bulk.sources import Part
 
 _ENTRY = re.compile(r"part-(\d{5,})-(\d{5,})\.json")
@@ -91,14 +88,38 @@ class RayJobManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RayJobStore:
-    """One job's output folder, for writers of parts."""
+    """One job's output folder: `open` it to lead the job; writers of parts only need its path."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, job: RayJob) -> None:
         self._out = out
+        self._of = job
         self._job = out / ".job"
         self._entries = self._job / "parts"
         self._staging = self._job / "staging"
         self._attempts = self._job / "attempts"
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, out: Path, job: RayJob) -> Iterator[Self]:
+        """The folder for a new job, or to resume the same one. No other process uses it in the `with` block.
+
+        Raises:
+            BatchError: It holds another job, or another process uses it.
+        """
+        store = cls(out, job)
+        if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not store._job.is_dir())):
+            raise BatchError(f"{out} contains files that are not the output of a job; use another folder", exit_code=2)
+        for folder in (store._entries, store._staging, store._attempts, out / "parts", out / "rejected"):
+            folder.mkdir(parents=True, exist_ok=True)
+        with exclusive(store._job, store._refuse_second):
+            store._check_job()
+            for folder in (store._staging, store._attempts):  # left by a killed process
+                shutil.rmtree(folder)
+                folder.mkdir()
+            yield store
+
+    def _refuse_second(self) -> None:
+        raise BatchError(f"another process is writing to {self._out}; wait for it, or use another folder")
 
     def finished(self) -> dict[tuple[int, int], PartEntry]:
         """The whole parts, by file and part; removes the entry of a part whose files have changed."""
@@ -113,25 +134,26 @@ class RayJobStore:
                     path.unlink()
         return entries
 
-    def write(
-        self, job: RayJob, file: int, part: Part, predictions: Sequence[Prediction], column: AnswerColumn
-    ) -> PartEntry:
-        """Writes a part's files, then its entry."""
-        name = _name(file, part.number)
-        answered = [index for index, each in enumerate(predictions) if not each.reason]
-        answers = [predictions[index].answer for index in answered]
-        source = job.inputs[file]
+    def write(self, file: int, part: Part, answers: pa.Table, column: AnswerColumn) -> PartEntry:
+        """Writes a part's files, then its entry. `answers` are of `BatchPredictor`, with a column `tokens`."""
+        job, name, source = self._of, _name(file, part.number), self._of.inputs[file]
+        reasons = [row.reason or error for row, error in zip(part.rows, answers["error"].to_pylist(), strict=True)]
+        answered = [index for index, reason in enumerate(reasons) if not reason]
         head = pa.table({"row": pa.array([part.first_row + index for index in answered], pa.int64())})
         if len(job.inputs) > 1:
             head = head.append_column("file", pa.array([source.path] * len(answered), pa.string()))
         if job.columns.id:
             kind = pa.int64() if source.whole_ids else pa.string()
             head = head.append_column(job.columns.id, pa.array([part.rows[index].id for index in answered], kind))
-        files = {f"parts/{name}{suffix}": data for suffix, data in _encoded(job.format, head, answers, column).items()}
-        if rejected := [
-            _rejected(job, file, part, index, each.reason) for index, each in enumerate(predictions) if each.reason
-        ]:
-            files[f"rejected/{name}.jsonl"] = b"".join(rejected)
+        values = answers[column.name].combine_chunks().take(pa.array(answered, pa.int64()))
+        files = {f"parts/{name}{suffix}": data for suffix, data in _encoded(job.format, head, values, column).items()}
+        rejected: list[dict[str, Any]] = []
+        for index, (row, reason) in enumerate(zip(part.rows, reasons, strict=True)):
+            if reason:
+                own = {"id": row.id} if job.columns.id else {}
+                rejected.append({"file": source.path, "row": part.first_row + index, **own, "reason": reason})
+        if rejected:
+            files[f"rejected/{name}.jsonl"] = _lines(rejected)
         for path, data in files.items():
             self._write(self._out / path, data)
         entry = PartEntry(
@@ -139,7 +161,7 @@ class RayJobStore:
             part.number,
             len(part.rows),
             len(rejected),
-            sum(each.tokens for each in predictions),
+            sum(answers["tokens"].to_pylist()),
             part.rows[-1].progress,
             {path: hashlib.sha256(data).hexdigest() for path, data in files.items()},
         )
@@ -158,46 +180,11 @@ class RayJobStore:
         try:
             staged.write_bytes(data)
             sync(staged)
-            move(staged, path)
+            staged.replace(path)
+            sync(path.parent)
         except BaseException:
             staged.unlink(missing_ok=True)
             raise
-
-
-class OwnedRayJobStore(RayJobStore):
-    """The same for the process that leads the job; no other process can lead a job in that folder meanwhile."""
-
-    def __init__(self, out: Path, job: RayJob) -> None:
-        """Opens the folder for a new job, or to resume the same one.
-
-        Raises:
-            BatchError: It holds another job, or another process uses it.
-        """
-        super().__init__(out)
-        self._of = job
-        if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not self._job.is_dir())):
-            raise BatchError(f"{out} contains files that are not the output of a job; use another folder", exit_code=2)
-        for folder in (self._entries, self._staging, self._attempts, out / "parts", out / "rejected"):
-            folder.mkdir(parents=True, exist_ok=True)
-
-    def __enter__(self) -> Self:
-        try:
-            self._lock = lock(self._job)
-        except BlockingIOError:
-            raise BatchError(f"another process is writing to {self._out}; wait for it, or use another folder") from None
-        try:
-            self._check_job()
-        except BatchError:
-            os.close(self._lock)
-            raise
-        # Left by a killed process.
-        for folder in (self._staging, self._attempts):
-            shutil.rmtree(folder)
-            folder.mkdir()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._lock)
 
     def _check_job(self) -> None:
         path = self._job / "job.json"
@@ -238,28 +225,32 @@ def _name(file: int, part: int) -> str:
     return f"part-{file:05}-{part:05}"
 
 
-def _encoded(form: str, head: pa.Table, answers: Sequence[Any], column: AnswerColumn) -> dict[str, bytes]:
+def _encoded(form: str, head: pa.Table, answers: pa.Array, column: AnswerColumn) -> dict[str, bytes]:
     """The files of a part, by suffix."""
+    stream = io.BytesIO()
     if form == "parquet":
-        stream, table = io.BytesIO(), head.append_column(pa.field(column.name, column.type), column.array(answers))
         # Numbers of a vector hardly repeat: a dictionary takes four times the time and more room.
-        pq.write_table(table, stream, use_dictionary=head.column_names if column.width else True)
+        dictionary = head.column_names if column.width else True
+        pq.write_table(head.append_column(column.name, answers), stream, use_dictionary=dictionary)
         return {".parquet": stream.getvalue()}
     rows = head.to_pylist()
     if form == "jsonl":
-        filled = [row | {column.name: plain(answer)} for row, answer in zip(rows, answers, strict=True)]
-        return {".jsonl": _lines(filled)}
-    vectors = np.stack(answers) if answers else np.empty((0, column.width or 0), np.float32)
-    stream = io.BytesIO()
-    np.save(stream, np.ascontiguousarray(vectors, np.float32), allow_pickle=False)
+        return {".jsonl": _lines([row | {column.name: each} for row, each in zip(rows, _values(answers), strict=True)])}
+    np.save(stream, _values(answers), allow_pickle=False)
     return {".npy": stream.getvalue(), ".rows.jsonl": _lines(rows)}
 
 
-def _rejected(job: RayJob, file: int, part: Part, index: int, reason: str) -> bytes:
-    row: dict[str, Any] = {"file": job.inputs[file].path, "row": part.first_row + index}
-    if job.columns.id:
-        row["id"] = part.rows[index].id
-    return _lines([row | {"reason": reason}])
+def _values(array: pa.Array) -> Any:  # noqa: ANN401  a sequence, of NumPy's numbers where they are of 32 bits
+    """The values of an array. As Python's numbers, float32 would be written with the digits of float64."""
+    if pa.types.is_fixed_size_list(array.type):
+        return _values(array.flatten()).reshape(-1, array.type.list_size)
+    if pa.types.is_list(array.type):
+        values, ends = _values(array.flatten()), np.cumsum(array.value_lengths())
+        return [values[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    if pa.types.is_struct(array.type):
+        names, fields = array.type.names, map(_values, array.flatten())
+        return [dict(zip(names, each, strict=True)) for each in zip(*fields, strict=True)]
+    return array.to_numpy() if pa.types.is_float32(array.type) else array.to_pylist()
 
 
 def _lines(rows: Sequence[dict[str, Any]]) -> bytes:

@@ -91,6 +91,16 @@ class Part(msgspec.Struct, frozen=True):
     first_row: int
     rows: list[Row]
 
+    def texts(self, count: int) -> pa.Table:
+        """The columns of texts, named by number; null in rows without a text."""
+        values = [row.value if isinstance(row.value, tuple) else [row.value] * count for row in self.rows]
+        return pa.table([pa.array(each, pa.large_string()) for each in zip(*values, strict=True)], numbered(count))
+
+
+def numbered(count: int) -> list[str]:
+    """Names of columns that no column of answers has."""
+    return [str(number) for number in range(count)]
+
 
 def find(paths: Sequence[Path], columns: Columns) -> list[InputFile]:
     """The files of some paths; for a directory the files in it, by name.

@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from serving.bulk.cli import _rate, main
-from serving.bulk.ray_job import _read, _Run, _Writer
-from serving.bulk.ray_store import OwnedRayJobStore, RayJob
+from serving.bulk.ray_job import _PartPredictor, _read, _Run
+from serving.bulk.ray_store import RayJob, RayJobStore
 from tests.support.models import ROOT
 from tests.support.ray_nodes import LIMIT_S, TOKEN, RayNode
 from tests.support.server import environment
@@ -98,8 +98,8 @@ def written_here(out: Path, told: Path, models: Path) -> None:
     """The output of a job that another folder holds, computed and written in this process, without Ray."""
     job = msgspec.json.decode((told / ".job" / "job.json").read_bytes(), type=RayJob)
     run = _Run(job, str(out), str(models), {"threads": 2}, [])
-    with OwnedRayJobStore(out, job) as store:
-        write = _Writer(run)
+    with RayJobStore.open(out, job) as store:
+        write = _PartPredictor(run)
         for part in _read(pa.table({"file": [0]}), run):
             write(part)
         store.conclude()
@@ -242,14 +242,14 @@ def test_sigterm_ends_a_job_that_goes_on(docs: Path, tasks_repository: Path, tmp
 
 @pytest.mark.slow
 def test_a_text_that_always_kills_its_engine_ends_the_job(tasks_repository: Path, tmp_path: Path) -> None:
-    """After some attempts, with the rows among which it is; what is finished stays."""
+    """After some attempts, with the rows among which it is; what is finished stays. A column may have any name."""
     from serving.bulk.predictor import Model  # noqa: PLC0415  for this test alone
 
     word = Model(tasks_repository, "embed").encode("server")[0].ids[1]
-    rows = [{"id": index, "text": "server" if index == 25 else "a text"} for index in range(30)]
+    rows = [{"id": index, "error": "server" if index == 25 else "a text"} for index in range(30)]
     path = tmp_path / "docs.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
-    jobs = Jobs(tasks_repository, path)
+    jobs = Jobs(tasks_repository, path, "--column", "error")
     _, said = jobs.finish(tmp_path / "out", 1, "--fake-faults", f"{word}:exit")
     last = said.splitlines()[-1]
     assert last == f"bertserve batch: the engine died 5 times on rows 20 to 29 of {path}", said
