@@ -270,7 +270,6 @@ class Bulk(_Group):
     """Bulk work (priority 4)."""
 
 
-
 class Security(_Group):
     """Authentication, TLS and access by browsers."""
 
