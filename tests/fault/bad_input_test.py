@@ -304,8 +304,8 @@ def test_row_21_malformed_protobuf(fake_server: Server, group: bytes) -> None:
     assert "Error" not in refused.value.text
 
 
-MOST = {"tei": 32, "openai": 2048, "v2": 128, "grpc": 128}
-"""As many inputs as each route takes."""
+MOST = 2048
+"""As many inputs as a request takes."""
 ANSWERED: dict[str, Callable[[int], list[str]]] = {
     # Row 25: a blank text is [CLS] [SEP].
     **{
@@ -343,7 +343,7 @@ def test_rows_25_to_29_odd_texts_are_answered(
 ) -> None:
     """Each text of a request gets its own vector."""
     with transport(fake_server) as client:
-        texts = ANSWERED[case](MOST[client.family])
+        texts = ANSWERED[case](MOST)
         answer = client.embed(texts)
     np.testing.assert_allclose(answer.vectors, fake_answers(models, texts), atol=1e-5)
 
@@ -369,9 +369,9 @@ def test_rows_24_and_26_numbers_of_inputs(
 ) -> None:
     """No inputs are refused, and one more than are taken, with the limit."""
     with transport(fake_server) as client, pytest.raises(Refused) as refused:
-        client.embed([] if surplus is None else ["x"] * (MOST[client.family] + surplus))
+        client.embed([] if surplus is None else ["x"] * (MOST + surplus))
     assert refused.value.status == STATUS[status][client.family]
-    assert surplus is None or str(MOST[client.family]) in refused.value.text
+    assert surplus is None or str(MOST) in refused.value.text
 
 
 @pytest.mark.sampled(3)
