@@ -18,8 +18,7 @@ from serving.grpc.h2.frames import Limits as Http2Limits
 from serving.http import connection as http_connection
 from serving.http import exchange
 from serving.inference import tokenizer_process, tokenizer_rules
-from serving.net import buffers, lingering_close
-from serving.net import connection as net_connection
+from serving.net import buffers
 from serving.security import watch
 from serving.settings import Settings
 
@@ -152,15 +151,9 @@ def test_the_pages_of_security_name_the_bounds_of_today() -> None:
             f"Up to {buffers.FREE_BYTES >> 10} KiB are free",
             f"beyond {grpc_connection._FREE_BYTES >> 10} KiB of a connection",
             f"those up to {calls.UNCOUNTED_BYTES >> 10} KiB that arrive at once are free",
-            f"silent for up to {http_connection._LINGER_S:g} s",
-            f"sent {lingering_close._MAX_BYTES >> 20} MiB",
             f"{http_connection._TURN_BYTES >> 10} KiB are parsed in a turn",
-            f"the loop does {net_connection._TURN_S * 1000:g} ms",
             f"more than {exchange._MAX_ELEMENTS:,} texts and lists",
-            f"less {http2.credit_per_s / 1000:g} ms of work for each second",
             f"{http2.streams} at a time",
-            f"{rule._COMPARED} names of a request are compared with known ones, eight are named",
-            f"{rule._KEPT:,} comparisons are kept",
             f"`--response-cache-mb` ({settings.response_cache_mb} by default)",
             f"{logs._BURST} lines of each kind, then one a second",
             f"the address is {settings.host} unless",
