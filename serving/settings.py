@@ -266,10 +266,6 @@ class Processes(_Group):
     1: one process does all. `auto` (or 0): as many as the CPUs allow and the engine can use."""
 
 
-class Bulk(_Group):
-    """Bulk work (priority 4)."""
-
-
 class Security(_Group):
     """Authentication, TLS and access by browsers."""
 
@@ -360,9 +356,7 @@ class Logs(_Group):
 
 
 # pydantic puts the fields of the last base first.
-class Settings(
-    Logs, Shutdown, Security, Bulk, Connections, Processes, Limits, Requests, Scheduling, Engine, Ports, Model
-):
+class Settings(Logs, Shutdown, Security, Connections, Processes, Limits, Requests, Scheduling, Engine, Ports, Model):
     """The options of `bertserve serve`."""
 
     def defaults(self) -> dict[str, str]:
@@ -452,8 +446,13 @@ def variable_of(name: str) -> str:
 
 
 def is_for_tests(name: str) -> bool:
-    """Whether a setting is accepted but hidden from `--help-all` and from the settings page."""
-    return name.startswith("fake_")
+    """Whether a setting or engine is accepted but hidden from `--help-all` and from the settings page."""
+    return name.startswith("fake")
+
+
+def words_of(field: FieldInfo) -> list[str]:
+    """The words that are shown as allowed; empty if a setting takes other values."""
+    return [word for word in get_args(kind_of(field)) if not is_for_tests(word)]
 
 
 def kind_of(field: FieldInfo) -> Any:  # noqa: ANN401  a type, or a Literal
@@ -520,7 +519,8 @@ def _add(group: argparse._ArgumentGroup, name: str) -> None:
     else:
         notes = "; ".join(filter(None, [bounds_of(field), default and f"default: {default}"]))
         shown["help"] = f"{field.description}{notes and f' ({notes})'}".replace("%", "%%")
-        shown["metavar"] = f"{{{','.join(get_args(kind))}}}" if get_args(kind) else _METAVARS.get(kind, "VALUE")
+        words = words_of(field)
+        shown["metavar"] = f"{{{','.join(words)}}}" if words else _METAVARS.get(kind, "VALUE")
     group.add_argument(flag_of(name), dest=name, **shown)
 
 

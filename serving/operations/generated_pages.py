@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from serving.errors import reasons
-from serving.settings import GROUPS, bounds_of, default_of, flag_of, is_for_tests, kind_of
+from serving.settings import GROUPS, bounds_of, default_of, flag_of, is_for_tests, kind_of, words_of
 from serving.telemetry import catalogue
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _group(group: type[BaseModel]) -> str:
 
 def _setting(name: str, field: FieldInfo) -> str:
     kind, default = kind_of(field), default_of(field)
-    words = ("true", "false") if kind is bool else get_args(kind)
+    words = ["true", "false"] if kind is bool else words_of(field)
     allowed = ", ".join(f"`{word}`" for word in words) or bounds_of(field)
     text = " ".join((field.description or "").split())
     return f"| `{flag_of(name)}` | {default and f'`{default}`'} | {allowed} | {text} |\n"

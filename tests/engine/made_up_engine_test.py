@@ -101,5 +101,5 @@ def test_doctor_and_help_know_a_made_up_engine(tree: Path) -> None:
     assert found["engine reference"] == f"onnx {version('onnx')}, which --engine auto uses"
     assert "which --engine auto uses" not in found["engine ort-cpu"]
     shown = run("serve", "--help")
-    assert "{auto,tensorrt,ort-cuda,reference,cpu,openvino,ort-cpu,fake}" in shown
+    assert "{auto,tensorrt,ort-cuda,reference,cpu,openvino,ort-cpu}" in shown
     assert "`reference` is slow." in shown

@@ -19,7 +19,6 @@ class Fake(EngineKind):
     name = "fake"
     title = "no model"
     rank = 60
-    help = "`fake` returns made-up vectors, for tests."
     spares_cpu = True
     keeps_costs = False
     settings: Mapping[str, EngineSetting] = {
