@@ -22,7 +22,6 @@ from serving.oip.service import SERVER_VERSION, V2Service
 from serving.security.keys import ApiKeys
 from serving.security.tls import MIN_GOODBYE_S, Tls
 from serving.security.watch import FileWatch
-from serving.tei.service import TeiService
 from serving.telemetry import catalogue
 from serving.telemetry.metrics import CONTENT_TYPE
 from serving.telemetry.requests import Refusals, SpanCounts, write_access_line
@@ -98,14 +97,12 @@ class Wires:
 
         keys, tls = _keys(settings, files, keys_changed), _tls(settings, files, renew, metrics)
         v2 = V2Service(pipeline, repository, lifecycle, settings, versions)
-        tei = TeiService(pipeline, repository, settings)
         context = AppContext(
             pipeline=pipeline,
             repository=repository,
             lifecycle=lifecycle,
             settings=settings,
             v2=v2,
-            tei=tei,
             status=status,
             render_metrics=metrics.render,
             metrics_type=CONTENT_TYPE,

@@ -52,7 +52,6 @@ ARROWS = {
     "inference": "errors unawaited records children settings lifecycle scheduling models engine tasks",
     "telemetry": "errors records host lifecycle logs scheduling models engine inference",
     "oip": "errors records settings lifecycle fields models engine.specs inference tasks",
-    "tei": "errors records settings models engine.specs inference oip tasks",
     # Which engine runs, and how another one takes over.
     "rollout": "errors unawaited records children host settings lifecycle logs scheduling models engine inference"
     " telemetry",
@@ -60,7 +59,8 @@ ARROWS = {
     "bulk": "errors records options host progress settings logs fields tasks models engine inference"
     " rollout.engine_choice",
     "net": "errors unawaited records host settings security inference.requests",
-    "http": "errors unawaited records settings lifecycle logs security fields models inference oip tei net tasks",
+    "http": "errors unawaited records settings lifecycle logs security fields models engine.specs inference oip net"
+    " tasks",
     "grpc": "errors unawaited records settings lifecycle logs security fields inference oip net tasks",
     # A front is a server whose pipeline has its device in another process.
     "fronts": "errors unawaited records children host settings lifecycle logs models engine inference scheduling"
@@ -68,7 +68,7 @@ ARROWS = {
     # Not on a request's way.
     "operations": "errors unawaited cgroups host settings lifecycle logs scheduling models engine inference telemetry"
     " rollout net http grpc",
-    "wires": "errors host settings lifecycle logs security inference telemetry oip tei net http grpc fronts",
+    "wires": "errors host settings lifecycle logs security inference telemetry oip net http grpc fronts",
     "front": "errors unawaited records children garbage settings lifecycle logs models inference telemetry net tasks"
     " fronts wires",
     "server": "errors unawaited records host garbage settings lifecycle logs scheduling engine inference telemetry oip"
@@ -239,7 +239,7 @@ def test_what_a_missing_library_is_not_needed_for(asked: str, strangers: str, lo
         # Bytes in, events and bytes out: no socket, no loop, no clock, no settings.
         ("serving.grpc.h2", "time asyncio socket ssl threading os logging"),
         # How work is queued and done is not a protocol's business.
-        ("serving.http serving.grpc serving.oip serving.tei serving.net", "serving.inference.dispatcher"),
+        ("serving.http serving.grpc serving.oip serving.net", "serving.inference.dispatcher"),
         # The server speaks gRPC without gRPC's own library, which answers in threads of its own.
         ("serving", "grpc"),
     ],

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from serving.oip.service import V2Service
     from serving.security.keys import ApiKeys
     from serving.settings import Settings
-    from serving.tei.service import TeiService
 
 log = logging.getLogger("bertserve.http")
 
@@ -47,7 +46,6 @@ class AppContext:
 
     Attributes:
         v2: The Open Inference Protocol, shared by HTTP and gRPC.
-        tei: The parts of the text-embeddings-inference API that are not inference.
         status: Returns the body of `/status`; without cost tables if `costs` is false.
         render_metrics: Returns the body of `/metrics`.
         record_error: Called with each error that a client receives.
@@ -66,7 +64,6 @@ class AppContext:
     lifecycle: Lifecycle
     settings: Settings
     v2: V2Service
-    tei: TeiService
     status: Callable[..., dict[str, Any]]
     render_metrics: Callable[[], bytes]
     metrics_type: str

@@ -42,7 +42,6 @@ from serving.tasks.embed_tokens import EmbedTokensOptions
 from serving.tasks.fill_mask import FilledMask, FillMaskOptions
 from serving.tasks.rerank import RerankOptions
 from serving.tasks.tag import Entity, TagOptions
-from serving.tei.service import TeiService
 from tests.support.clients import http_call
 from tests.support.credentials import FIRST, WRONG, bearer, write_keys
 from tests.support.http_app import LOOPBACK, listening_beside, ready_api
@@ -167,7 +166,6 @@ class Everywhere:
             replace(
                 api,
                 v2=V2Service(pipeline, repository, api.lifecycle, settings, Versions()),
-                tei=TeiService(pipeline, repository, settings),
                 status=lambda *, costs=True: {"costs": costs},
                 render_metrics=lambda: b"metric 1\n",
                 metrics_type="text/plain; version=0.0.4",

@@ -283,7 +283,7 @@ async def vertex(context: AppContext, http: HttpRequest) -> HttpReply:
     """Run the only model's task on several requests (Vertex AI)."""
     message = await http.json(_VERTEX, context.large_body_lock)
     model = context.repository.find(None)
-    context.tei.check_count(len(message.instances), "instances")
+    tei.check_count(context, len(message.instances), "instances")
     endpoint = _RUN[model.manifest.task]
 
     async def one(index: int, fields: Mapping[str, object]) -> bytes:

@@ -10,7 +10,7 @@ import orjson
 
 from serving.errors import ForeignTokenIds
 from serving.http.apis.openai_messages import EmbeddingsReply, EmbeddingsRequest, ModelCard, ModelList, TextInput
-from serving.http.apis.tei import text_inputs
+from serving.http.apis.tei import BYTES_PER_ID, text_inputs
 from serving.http.apis.vectors import in_form, rows_json, size_of, sparse_json
 from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
 from serving.http.routes import Docs, Router, all_models, of_task
@@ -19,7 +19,6 @@ from serving.inference.requests import InferRequest
 from serving.tasks.base import checked, go_on
 from serving.tasks.combined import CombinedOptions
 from serving.tasks.embed import EmbedOptions
-from serving.tei.service import BYTES_PER_ID
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from serving.errors import EmptyInput, InvalidRequest, WrongTask
+from serving.errors import EmptyInput, InvalidRequest, WrongTask, too_many_inputs
 from serving.http.apis import cohere
 from serving.http.apis.cohere_messages import RankingReply, RankingRequest
 from serving.http.apis.tei_messages import (
@@ -20,6 +20,7 @@ from serving.http.apis.tei_messages import (
     EmbeddedText,
     EmbedRequest,
     EmbedSparseRequest,
+    Info,
     PredictRequest,
     Rank,
     RerankRequest,
@@ -36,14 +37,14 @@ from serving.http.routes import Docs, HotRoute, Router, all_models, ranking_mode
 from serving.inference.pipeline import INLINE_NUMBERS, check_not_empty
 from serving.inference.ranking import ranking
 from serving.inference.requests import InferRequest
+from serving.oip.service import SERVER_VERSION
 from serving.tasks.base import checked
 from serving.tasks.chunks import ChunkOptions, LateChunkOptions
 from serving.tasks.classify import ClassifyOptions, LabelScore
-from serving.tasks.combined import CombinedOptions
+from serving.tasks.combined import CombinedOptions, offered
 from serving.tasks.embed import EmbedOptions
 from serving.tasks.embed_sparse import EmbedSparseOptions
 from serving.tasks.embed_tokens import EmbedTokensOptions
-from serving.tei.service import Info, text_or_pair
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from serving.http.app_context import AppContext
     from serving.http.exchange import HttpRequest
     from serving.inference.requests import Outcome
+    from serving.inference.served_models import ServedModel
     from serving.records import Side, TextInput, Truncate
     from serving.tasks.base import A, Check, TaskOptions
     from serving.tasks.chunks import Chunk
@@ -64,6 +66,12 @@ _TIMES = (
     b"x-compute-characters: %d\r\nx-compute-time: %d\r\nx-total-time: %d\r\n"
     b"x-tokenization-time: %d\r\nx-queue-time: %d\r\nx-inference-time: %d\r\n"
 )
+
+_TASKS = ("embed", "embed_tokens", "embed_sparse", "rerank", "classify")
+"""The tasks whose only or default model answers if no model is named, in this order."""
+
+BYTES_PER_ID = 4
+_PAIR = 2
 
 _SIDES: Mapping[Direction, Side] = {"Left": "left", "left": "left", "Right": "right", "right": "right"}
 
@@ -277,15 +285,18 @@ async def compare(context: AppContext, http: HttpRequest, message: SimilarityReq
 async def tokenize(context: AppContext, http: HttpRequest) -> HttpReply:
     """Tokenize texts."""
     message = await http.json(_TOKENIZE, context.large_body_lock)
-    return HttpReply(
-        await context.tei.tokenize(
-            http.parameters.get("model"),
-            [message.inputs] if isinstance(message.inputs, str) else message.inputs,
-            special=message.add_special_tokens,
-            prompt_name=message.prompt_name,
-            input_type=message.input_type,
-        )
+    model, special = _model(context, http), message.add_special_tokens
+    texts = [message.inputs] if isinstance(message.inputs, str) else message.inputs
+    check_count(context, len(texts), "inputs")
+    check_not_empty(texts)
+    inputs = model.prompted(texts, message.prompt_name, message.input_type)
+    prompted = [text for text in inputs if isinstance(text, str)]
+    body = await context.pipeline.read(
+        model,
+        sum(model.tokenizer.sizes_bytes(prompted)),
+        lambda tokenizer: msgspec.json.encode([tokenizer.tokens(text, special=special) for text in prompted]),
     )
+    return HttpReply(body)
 
 
 @router.named("POST", "/decode", Docs(DecodeRequest, list[str], {"ids": [[1, 2, 3]]}, all_models))
@@ -293,13 +304,76 @@ async def decode(context: AppContext, http: HttpRequest) -> HttpReply:
     """Decode token IDs into texts."""
     message = await http.json(_DECODE, context.large_body_lock)
     rows, bare = _rows(message.ids), message.skip_special_tokens
-    return HttpReply(await context.tei.decode(http.parameters.get("model"), rows, bare=bare))
+    model = _model(context, http)
+    check_count(context, len(rows), "ids")
+    check_not_empty(rows, "input_ids")
+    for row in rows:
+        model.tokenizer.check_readable(row)
+    body = await context.pipeline.read(
+        model,
+        BYTES_PER_ID * sum(map(len, rows)),
+        lambda tokenizer: msgspec.json.encode([tokenizer.decode(row, bare=bare) for row in rows]),
+    )
+    return HttpReply(body)
+
+
+def check_count(context: AppContext, count: int, field: str) -> None:
+    most = context.settings.max_client_batch_size
+    if not count:
+        raise EmptyInput(f"`{field}` is empty; send at least one")
+    if count > most:
+        raise too_many_inputs(count, most)
+
+
+def _model(context: AppContext, http: HttpRequest) -> ServedModel:
+    """The named model; without a name, the only model or the only or default model of the first of `_TASKS`.
+
+    Raises:
+        ModelNotFound: No model of that name is served.
+        ModelNotNamed: No name is given, and there are several models to choose from.
+    """
+    repository, name = context.repository, http.parameters.get("model")
+    if name is not None or len(repository.models) == 1:
+        return repository.find(name)
+    return repository.find(None, task=next(filter(repository.of_task, _TASKS), None))
 
 
 @router.named("GET", "/info", Docs(gives=Info, models=all_models))
 async def info(context: AppContext, http: HttpRequest) -> HttpReply:
     """Get a model's metadata and the server's limits."""
-    return json_reply(context.tei.info(http.parameters.get("model")))
+    model, settings = _model(context, http), context.settings
+    manifest = model.manifest
+    labels = manifest.labels or ("score",)
+    named: dict[str, Any] = {
+        "id2label": {str(index): label for index, label in enumerate(labels)},
+        "label2id": {label: index for index, label in enumerate(labels)},
+    }
+    if manifest.regression:
+        named["problem_type"] = "regression"
+    pooling = ("embedding", {"pooling": manifest.pooling})
+    sparse = ("embedding", {"pooling": "splade"})
+    kinds = {"rerank": ("reranker", named), "embed": pooling, "embed_tokens": pooling, "embed_sparse": sparse}
+    kind, details = kinds.get(manifest.task, ("classifier", named))
+    found = Info(
+        model_id=manifest.source.name,
+        model_sha=manifest.source.sha256,
+        model_dtype={"fp32": "float32", "fp16": "float16"}.get(model.artifact.precision, model.artifact.precision),
+        served_model_name=model.name,
+        model_type={kind: details},
+        max_concurrent_requests=max(1, settings.max_queue_tokens // manifest.max_length),
+        max_input_length=manifest.max_length,
+        max_batch_tokens=settings.max_batch_tokens,
+        max_batch_requests=None,
+        max_client_batch_size=int(settings.max_client_batch_size),  # msgspec cannot encode a `Limit`
+        auto_truncate=settings.auto_truncate,
+        tokenization_workers=1,
+        version=SERVER_VERSION,
+        engine=context.repository.engine,
+        prompts=manifest.prompts,
+        default_prompt_name=manifest.default_prompt,
+        outputs=offered(manifest) if manifest.task == "embed" else (),
+    )
+    return json_reply(found)
 
 
 _UNHEALTHY = {503: "The server is not ready for requests."}
@@ -347,10 +421,21 @@ def _predict_inputs(inputs: str | list[str | list[str]]) -> list[TextInput]:
         return [inputs]
     texts = [value for value in inputs if isinstance(value, str)]
     if not texts:
-        return [text_or_pair(value) for value in inputs if not isinstance(value, str)]
+        return [_text_or_pair(value) for value in inputs if not isinstance(value, str)]
     if len(texts) != len(inputs):
         raise InvalidRequest("`inputs` mixes texts and lists; send each input as a list")
-    return [text_or_pair(texts)]
+    return [_text_or_pair(texts)]
+
+
+def _text_or_pair(texts: Sequence[str]) -> TextInput:
+    """One input of `/predict`: a text, or a pair of texts.
+
+    Raises:
+        InvalidRequest: There are neither one nor two texts.
+    """
+    if not 1 <= len(texts) <= _PAIR:
+        raise InvalidRequest(f"an input has {len(texts)} texts; send one text or a pair")
+    return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
 def _times_head(outcome: Outcome[Any], inputs: Sequence[TextInput]) -> bytes:

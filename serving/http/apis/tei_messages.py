@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from serving.http.apis.vectors import SparseFormat  # noqa: TC001  msgspec reads the annotations
+from serving.engine.specs import EngineChoice  # noqa: TC001  msgspec reads the annotations
+from serving.http.apis.vectors import SparseFormat  # noqa: TC001  likewise
 from serving.inference.requests import InputType, Token
 from serving.tasks.windows import LongScored
 
@@ -194,3 +195,50 @@ class DecodeRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 TokenizeReply = list[list[Token]]
 """The tokens of each text."""
+
+
+class Info(msgspec.Struct):
+    """A model and the limits of its server.
+
+    Attributes:
+        model_id: Name of the checkpoint.
+        model_sha: Digest of the checkpoint.
+        model_dtype: Precision of the artifact.
+        served_model_name: Name of the model in requests.
+        model_type: `embedding` with its pooling (`splade` for sparse vectors), `classifier` or `reranker` with their
+            labels. A `classifier` whose `problem_type` is `regression` returns raw values.
+        max_concurrent_requests: Maximum concurrent requests of full length.
+        max_input_length: Maximum tokens of an input.
+        max_batch_tokens: Maximum tokens of a batch.
+        max_batch_requests: Always null: only tokens limit a batch.
+        max_client_batch_size: Maximum inputs of one request.
+        auto_truncate: Whether inputs that are too long are truncated by default.
+        tokenization_workers: Texts that are tokenized concurrently.
+        version: Version of the server.
+        sha: Always null.
+        docker_label: Always null.
+        engine: The engine that runs the models, and why faster ones were rejected.
+        prompts: Prompts that a request may prepend to its texts, by name.
+        default_prompt_name: The prompt that is prepended if a request names none.
+        outputs: Values of `outputs` that `/embed` accepts; empty for models of other tasks.
+    """
+
+    model_id: str
+    model_sha: str | None
+    model_dtype: str
+    served_model_name: str
+    model_type: dict[str, dict[str, Any]]
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_batch_requests: int | None
+    max_client_batch_size: int
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+    sha: str | None = None
+    docker_label: str | None = None
+    engine: EngineChoice | None = None
+    prompts: dict[str, str] = {}
+    default_prompt_name: str | None = None
+    outputs: tuple[str, ...] = ()

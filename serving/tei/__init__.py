@@ -1,1 +1,0 @@
-"""The text-embeddings-inference (TEI) API."""
