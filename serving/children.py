@@ -1,6 +1,7 @@
 """Runs project modules in child processes that end with this process.
 
-Imports almost nothing: an engine process calls `end_with_parent` before any slow work.
+Imports almost nothing: an engine process calls `end_with_parent` before any slow work. `python -m serving.children PID
+MODULE WORDS` does so for a module that cannot.
 """
 
 from __future__ import annotations
@@ -30,3 +31,13 @@ def end_with_parent(number: int = signal.SIGKILL, parent: int | None = None) -> 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if parent not in {None, os.getppid()}:
         sys.exit(os.EX_TEMPFAIL)
+
+
+def become(parent: str, name: str, *words: str) -> None:
+    """Turns this process, a child of `parent`, into a module that is told to end with it; does not return."""
+    end_with_parent(signal.SIGTERM, int(parent))
+    os.execv(sys.executable, module_command(name, *words))  # noqa: S606  needs no shell
+
+
+if __name__ == "__main__":
+    become(*sys.argv[1:])

@@ -23,7 +23,6 @@ from serving.security.keys import ApiKeys
 from serving.security.tls import MIN_GOODBYE_S, Tls
 from serving.security.watch import FileWatch
 from serving.telemetry import catalogue
-from serving.telemetry.metrics import CONTENT_TYPE
 from serving.telemetry.requests import Refusals, SpanCounts, write_access_line
 
 if TYPE_CHECKING:
@@ -105,7 +104,6 @@ class Wires:
             v2=v2,
             status=status,
             render_metrics=metrics.render,
-            metrics_type=CONTENT_TYPE,
             record_error=record_error,
             keys=keys,
             observer=observer,

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from serving.errors import BertserveError, InvalidRequest, MethodNotAllowed, route_not_found
 from serving.http.apis import cohere, console_page, huggingface, oip, openai, operations, tei
 from serving.http.app_context import refuse
-from serving.http.asgi import head_of, read_request, response_of
+from serving.http.asgi import AsgiReply, head_of, read_request
 from serving.http.exchange import NO_ROUTE
 from serving.http.middleware import Authentication, Preflights
 from serving.http.near_paths import KnownPaths
@@ -86,7 +86,7 @@ class App(FastAPI):
                 raise MethodNotAllowed(f"method not allowed; allowed: {methods}", allowed=methods)
             raise self._unknown(http.path)
 
-        return response_of(self.context, await self.context.answer(refuse_route, NO_ROUTE, http), http)
+        return AsgiReply(self.context, await self.context.answer(refuse_route, NO_ROUTE, http), http)
 
     def _unknown(self, path: str) -> InvalidRequest:
         repository = self.context.repository
@@ -101,4 +101,4 @@ class App(FastAPI):
         if not isinstance(error, BertserveError):
             raise error
         http = head_of(request.scope)
-        return response_of(self.context, refuse(error, http), http)
+        return AsgiReply(self.context, refuse(error, http), http)

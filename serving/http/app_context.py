@@ -66,7 +66,6 @@ class AppContext:
     v2: V2Service
     status: Callable[..., dict[str, Any]]
     render_metrics: Callable[[], bytes]
-    metrics_type: str
     record_error: RecordError
     keys: ApiKeys | None = None
     observer: RequestObserver | None = None

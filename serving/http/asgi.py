@@ -55,9 +55,8 @@ def head_of(scope: Scope) -> HttpRequest:
         return ready
     headers = headers_of(scope)
     identity = request_id(headers.get(b"x-request-id"))
-    path, query = scope["path"], scope["query_string"]
-    request = HttpRequest(scope["method"], path, headers, b"", identity, time.perf_counter(), query)
-    request.route = scope["app"].route_of(path)
+    request = HttpRequest(scope["method"], scope["path"], headers, b"", identity, time.perf_counter())
+    request.route = scope["app"].route_of(request.path)
     return request
 
 
@@ -70,7 +69,7 @@ def body_too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"the body exceeds {limit} bytes{setting_of(limit)}")
 
 
-class _Reply(Response):
+class AsgiReply(Response):
     """A reply as ASGI messages. Our own connection gets the record itself, and writes and records it."""
 
     def __init__(self, context: AppContext, reply: HttpReply, request: HttpRequest) -> None:
@@ -96,10 +95,6 @@ class _Reply(Response):
         context.sent(request, reply, len(body))
 
 
-def response_of(context: AppContext, reply: HttpReply, request: HttpRequest) -> Response:
-    return _Reply(context, reply, request)
-
-
 async def call_app(app: ASGIApp, request: HttpRequest, scheme: str, client: tuple[str, int] | None) -> HttpReply:
     """Runs the application on a request that our own connection has parsed."""
     scope: dict[str, Any] = {
@@ -109,7 +104,7 @@ async def call_app(app: ASGIApp, request: HttpRequest, scheme: str, client: tupl
         "method": request.method,
         "scheme": scheme,
         "path": request.path,
-        "query_string": request.query,
+        "query_string": b"",  # no endpoint reads it
         "root_path": "",
         "headers": list(request.headers.items()),
         "client": client,

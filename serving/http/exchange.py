@@ -222,7 +222,6 @@ class HttpRequest(msgspec.Struct):
         headers: By lower-case name; repeated headers are joined, see `serving.net.requests.combined`.
         request_id: The client's, or a generated one.
         arrival: Time when the request was complete, on the clock `time.perf_counter`.
-        query: Undecoded; no endpoint here reads it.
         share: Its connection's share of the buffer budget; None if another server holds the connection.
         held: Bytes of the share that this request holds.
         parameters: Path parameters of its route.
@@ -239,7 +238,6 @@ class HttpRequest(msgspec.Struct):
     body: bytes
     request_id: str
     arrival: float
-    query: bytes = b""
     share: BufferShare | None = None
     held: int = 0
     parameters: Mapping[str, str] = {}
@@ -248,9 +246,6 @@ class HttpRequest(msgspec.Struct):
     route: str = NO_ROUTE
     http_1_0: bool = False
     ignored: Ignored | None = None
-
-    def header(self, name: bytes) -> bytes | None:
-        return self.headers.get(name)
 
     def timeout_ms(self) -> float | None:
         """The value of `X-Request-Timeout-Ms`.

@@ -72,7 +72,7 @@ class RequestParser:
     # As in the connection: without slots each attribute would be looked up in a dictionary.
     __slots__ = (
         *("_again", "_body", "_header_bytes", "_header_lines", "_headers", "_held", "_host", "_keep_alive"),
-        *("_old", "_parser", "_path", "_port", "_query", "_room"),
+        *("_old", "_parser", "_path", "_port", "_room"),
         *("_settings", "_share", "_url", "_violation"),
         *("awaits_leave", "body_bytes", "framing_bytes", "head_bytes", "length", "over", "reading", "requests"),
     )
@@ -89,7 +89,6 @@ class RequestParser:
         self._again = False  # a head is parsed a second time
         self._old = False  # HTTP/1.0
         self._path = ""
-        self._query = b""
         self._host = b"/"  # the last valid and allowed Host; this one is never valid
         self._keep_alive = True
         self._violation: BertserveError | None = None
@@ -214,7 +213,7 @@ class RequestParser:
         content = body[0] if len(body) == 1 else b"".join(body)
         request = HttpRequest(
             *(parser.get_method().decode(), self._path, headers, content, identity),
-            *(time.perf_counter(), self._query, self._share, self._held),
+            *(time.perf_counter(), self._share, self._held),
         )
         request.http_1_0 = self._old
         self._forget_request()
@@ -338,14 +337,13 @@ class RequestParser:
     def _parse_target(self) -> None:
         url = self._url
         if url.startswith(b"/") and b"?" not in url and b"%" not in url and b"#" not in url:
-            self._path, self._query = url.decode("latin-1"), b""
+            self._path = url.decode("latin-1")
             return
         try:
             target = httptools.parse_url(url)
         except httptools.HttpParserInvalidURLError:
             raise self._violated(MalformedRequest("the request target is not a path")) from None
         self._path = unquote_to_bytes(target.path or b"/").decode("utf-8", "replace")
-        self._query = target.query or b""
         if target.host is not None:
             self._replace_host(target)
 

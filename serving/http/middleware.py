@@ -6,7 +6,7 @@ import ipaddress
 from typing import TYPE_CHECKING
 
 from serving.http.app_context import refuse
-from serving.http.asgi import head_of, headers_of, response_of
+from serving.http.asgi import AsgiReply, head_of, headers_of
 from serving.http.exchange import HttpReply
 from serving.security.keys import refusal
 
@@ -98,7 +98,7 @@ class Authentication:
             await self._app(scope, receive, send)
             return
         request = head_of(scope)
-        await response_of(self._context, refuse(error, request), request)(scope, receive, send)
+        await AsgiReply(self._context, refuse(error, request), request)(scope, receive, send)
 
 
 class Preflights:
@@ -110,6 +110,6 @@ class Preflights:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and is_preflight(scope["method"], headers_of(scope)):
-            await response_of(self._context, _PREFLIGHT, head_of(scope))(scope, receive, send)
+            await AsgiReply(self._context, _PREFLIGHT, head_of(scope))(scope, receive, send)
         else:
             await self._app(scope, receive, send)

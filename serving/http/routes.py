@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 
 from serving.http.app_context import AppContext, Endpoint
-from serving.http.asgi import read_request, response_of
+from serving.http.asgi import AsgiReply, read_request
 from serving.inference.ranking import rankers
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class ApiRoute(APIRoute):
             context: AppContext = request.app.context
             http = await read_request(request, context.settings.body_limit_bytes)
             http.parameters = request.path_params
-            return response_of(context, await context.answer(endpoint, path, http), http)
+            return AsgiReply(context, await context.answer(endpoint, path, http), http)
 
         words = [word.strip("{}") for word in path.replace("-", "_").split("/") if word]
         super().__init__(
@@ -136,10 +136,8 @@ class Router:
     ) -> Callable[[Endpoint], Endpoint]:
         return self._route(ApiRoute, "GET", path, docs, summary, public=public, of_core=of_core)
 
-    def post(
-        self, path: str, docs: Docs | None = None, *, summary: str = "", of_core: bool = False
-    ) -> Callable[[Endpoint], Endpoint]:
-        return self._route(ApiRoute, "POST", path, docs, summary, of_core=of_core)
+    def post(self, path: str, docs: Docs | None = None, *, of_core: bool = False) -> Callable[[Endpoint], Endpoint]:
+        return self._route(ApiRoute, "POST", path, docs, of_core=of_core)
 
     def hot(self, path: str, docs: Docs, *, summary: str = "") -> Callable[[Endpoint], Endpoint]:
         """A POST route that runs inference."""

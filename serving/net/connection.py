@@ -191,10 +191,6 @@ class Connection(asyncio.Protocol, Generic[P]):
 
     # Reading in turns.
 
-    @property
-    def unread(self) -> int:
-        return len(self._rest)
-
     def _pause(self) -> None:
         self._paused = True
         self._transport.pause_reading()

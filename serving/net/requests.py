@@ -48,8 +48,6 @@ W3C's Trace Context requires. Two of `x-request-id` are replaced by a generated 
 _ONE_LINE = frozenset({b"host"})
 """Fields that are rejected even if both lines agree (RFC 9112, 3.2)."""
 
-_SEPARATORS: Mapping[bytes, bytes] = {b"cookie": b"; "}
-
 _MAX_MEMBERS = 1000
 """Maximum members of a gzip file: empty members cost time and carry no data."""
 
@@ -71,7 +69,7 @@ def combined(name: bytes, first: bytes, second: bytes) -> bytes:
 
 def joined(name: bytes, first: bytes, second: bytes) -> bytes:
     """As `combined`, without rejection: two different values of a single-valued field become an invalid value."""
-    return first if name in _SINGLE and first == second else first + _SEPARATORS.get(name, b", ") + second
+    return first if name in _SINGLE and first == second else first + b", " + second
 
 
 def gathered(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:

@@ -6,6 +6,7 @@ export, and lets one of several concurrent starts do the work.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -18,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from serving import host
+from serving.children import module_command
 from serving.engine.kinds import AUTO, ENGINES
 from serving.errors import StartupError
-from serving.rollout.verb_process import VerbProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,20 +68,24 @@ def exported(settings: Settings, environment: Mapping[str, str]) -> Settings:
     home, started = home_of(settings), time.monotonic()
     options = ["--out", str(home.models), "--if-changed", *_options(settings), "--", settings.model_id]
     log.info("model %s: checking for an export in %s", settings.model_id, home.models)
-    process = VerbProcess(
-        *("export", *options),
-        environment={**environment, **({"HF_TOKEN": settings.token} if settings.token else {})},
+    # In a session of its own, which a terminal's Ctrl-C does not reach. What it starts, such as TensorRT's builder,
+    # belongs to that session too.
+    process = subprocess.Popen(
+        module_command("serving.children", str(os.getpid()), "bertserve", "export", *options),
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE if settings.log_format == "json" else None,
+        text=True,
+        errors="replace",
+        env={**environment, **({"HF_TOKEN": settings.token} if settings.token else {})},
+        start_new_session=True,
     )
     try:
-        for line in process.lines():
-            log.info("%s", line)
+        for line in filter(str.strip, process.stdout or ()):
+            log.info("%s", " ".join(line.split()))
         status = process.wait()
     finally:
-        if process.runs:
-            process.terminate()
-            process.kill_after(_END_S)
-            process.wait()
+        # Not in a `with` block: leaving that on an exception, such as an interrupt, would wait for the end, too.
+        _end(process)
     if status < 0:
         killed = f"its export was killed by {signal.Signals(-status).name}"
         advice = "; give it more memory" if status == -signal.SIGKILL else ""
@@ -89,6 +94,22 @@ def exported(settings: Settings, environment: Mapping[str, str]) -> Settings:
         sys.exit(status)
     log.info("model %s: exported and ready to load after %.1f s", settings.model_id, time.monotonic() - started)
     return settings.model_copy(update=home._asdict())
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ends an export that still runs: it may remove its files, and what is left of its session is killed."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def _options(settings: Settings) -> list[str]:

@@ -69,8 +69,6 @@ _OF_A_MODEL = (_ANSWERED, *sorted({*reasons()} - {*reasons(InvalidRequest)}))
 
 _OF_PROCESSES = {metric.name for metric in catalogue.PROCESS}
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
 
 class Reading(Collector):
     """A counter or gauge that is read when it is scraped.

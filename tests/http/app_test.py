@@ -168,7 +168,6 @@ class Everywhere:
                 v2=V2Service(pipeline, repository, api.lifecycle, settings, Versions()),
                 status=lambda *, costs=True: {"costs": costs},
                 render_metrics=lambda: b"metric 1\n",
-                metrics_type="text/plain; version=0.0.4",
                 record_error=lambda error, *_: self.errors.append(error.reason),
                 keys=keys,
                 observer=self._observer,

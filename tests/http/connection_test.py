@@ -45,7 +45,7 @@ def test_a_turn_parses_so_much(sent: bytes, least: int, most: int) -> None:
         connection = HttpConnection(port)
         connection.connection_made(Taken())
         connection.data_received(sent)
-        left = connection.unread
+        left = len(connection._rest)
         connection.connection_lost(None)
         return len(sent) - left
 

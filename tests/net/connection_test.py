@@ -69,7 +69,7 @@ async def test_what_is_received_is_read_in_turns() -> None:
     connection = opened()
     connection.data_received(b"one.two.tri.four")
     connection.data_received(b"five")
-    assert (connection.words, connection.unread) == ([b"one.", b"two."], 12)
+    assert (connection.words, len(connection._rest)) == ([b"one.", b"two."], 12)
     for _ in range(3):
         await asyncio.sleep(0)
     connection.data_received(b"six.")

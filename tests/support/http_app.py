@@ -31,7 +31,7 @@ def ready_api(settings: Settings | None = None, **parts: Any) -> AppContext:
     lifecycle.to(State.WARMING)
     lifecycle.to(State.READY)
     unused = dict.fromkeys(("pipeline", "repository", "v2"))
-    told = {"status": dict, "render_metrics": bytes, "metrics_type": "", "record_error": lambda *_: None}
+    told = {"status": dict, "render_metrics": bytes, "record_error": lambda *_: None}
     given: dict[str, Any] = {"lifecycle": lifecycle, "settings": settings or Settings.load([], {}), **unused, **told}
     return AppContext(**{**given, **parts})
 

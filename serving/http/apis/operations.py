@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 router = Router("Operations")
 """Routes of the metrics port and of the main port."""
 
+_PROMETHEUS_TEXT = b"text/plain; version=0.0.4; charset=utf-8"
+
 _MINIMAL = b"return=minimal"
 """Value of the header `Prefer` (RFC 7240) that omits cost tables, for clients that poll every other second."""
 
@@ -48,7 +50,7 @@ async def metrics(context: AppContext, _: HttpRequest) -> HttpReply:
     """Prometheus metrics."""
     if context.gather is not None:
         await context.gather()
-    return HttpReply(context.render_metrics(), content_type=context.metrics_type.encode())
+    return HttpReply(context.render_metrics(), content_type=_PROMETHEUS_TEXT)
 
 
 @router.get(
@@ -60,7 +62,7 @@ async def status(context: AppContext, http: HttpRequest) -> HttpReply:
     """Get the server's state: last minute, queue, admission, costs and models."""
     if context.gather is not None:
         await context.gather()
-    if http.header(b"prefer") == _MINIMAL:
+    if http.headers.get(b"prefer") == _MINIMAL:
         return HttpReply(orjson.dumps(context.status(costs=False)), head=b"preference-applied: %b\r\n" % _MINIMAL)
     return HttpReply(orjson.dumps(context.status()))
 
