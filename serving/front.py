@@ -130,7 +130,6 @@ class Front:
             repository=self._repository,
             lifecycle=self._lifecycle,
             dispatcher=link,
-            metrics=self._metrics,
         )
         self._wires = Wires.open(
             settings,

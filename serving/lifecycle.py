@@ -50,14 +50,6 @@ REPLY_GRACE_S = 1.0
 TRACES_GRACE_S = 2.0
 """Time at the end for the last traces to reach their collector."""
 
-_ENGINE_GRACE_S = 1.0
-"""More than an engine process takes to end."""
-
-
-def longest_end_s(lame_duck_s: float, drain_s: float) -> float:
-    """Maximum time from SIGTERM to the exit; do not kill the server sooner."""
-    return lame_duck_s + drain_s + REPLY_GRACE_S + TRACES_GRACE_S + _ENGINE_GRACE_S
-
 
 class Lifecycle:
     """The server's state.

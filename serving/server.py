@@ -8,7 +8,7 @@ import logging
 import signal
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -44,7 +44,7 @@ from serving.unawaited import kept, log_loop_error, start
 from serving.wires import Wires
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Sequence
 
     from serving.inference.served_models import Repository
     from serving.logs import LogWriter
@@ -72,7 +72,6 @@ class Server:
     limiter: ConnectionLimiter
     budget: BufferBudget
     recent: Recent
-    background: Sequence[Callable[[], Coroutine[Any, Any, None]]]
 
 
 def run(
@@ -109,12 +108,11 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         repository=repository,
         lifecycle=lifecycle,
         dispatcher=dispatcher,
-        metrics=metrics,
         cache=cache,
     )
     if cache is not None:
         repository.subscribe(cache.clear)
-    _show_cache(metrics, cache)
+    metrics.read(catalogue.CACHE_TEXTS, lambda: cache.texts if cache else dict.fromkeys(("hit", "shared", "miss"), 0))
 
     # The engine and its replacements.
     loads = LoadBuilder(settings, chooser)
@@ -185,7 +183,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         settings,
     )
 
-    # Subscriptions and background tasks.
+    # Subscriptions.
     announcement = Announcement(
         settings, repository, lifecycle, lambda: Addresses(http.address, grpc.address, probes.address), log_writer.say
     )
@@ -194,7 +192,6 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     lifecycle.subscribe(metrics.state)
     lifecycle.subscribe(lambda state: tell(log.info, "state: %s", state=state))
 
-    background = [wires.files.run, give_back_free_memory]
     server = Server(
         settings=settings,
         lifecycle=lifecycle,
@@ -208,7 +205,6 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         limiter=limiter,
         budget=budget,
         recent=recent,
-        background=background,
     )
     _show(metrics, server, log_writer)
     return server
@@ -262,10 +258,6 @@ def _show(metrics: Metrics, server: Server, log_writer: LogWriter) -> None:
     )
 
 
-def _show_cache(metrics: Metrics, cache: AnswerCache | None) -> None:
-    metrics.read(catalogue.CACHE_TEXTS, lambda: cache.texts if cache else dict.fromkeys(("hit", "shared", "miss"), 0))
-
-
 def _policy(settings: Settings, repository: Repository) -> Policy:
     specs = [model.spec() for model in repository.models]
     return Policy(
@@ -298,7 +290,7 @@ async def serve(server: Server, signals: asyncio.Queue[signal.Signals]) -> int:
     server.recent.start()
     lifecycle.to(State.WARMING)
     server.slot.start()
-    background = [start(kept(work)) for work in server.background]
+    background = [start(kept(work)) for work in (server.wires.files.run, give_back_free_memory)]
 
     signalled, failure = asyncio.create_task(signals.get()), asyncio.create_task(failed.wait())
     await asyncio.wait({signalled, failure}, return_when=asyncio.FIRST_COMPLETED)

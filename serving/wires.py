@@ -95,7 +95,7 @@ class Wires:
             await grpc_listener.renew()
 
         keys, tls = _keys(settings, files, keys_changed), _tls(settings, files, renew, metrics)
-        v2 = V2Service(pipeline, repository, lifecycle, settings, versions)
+        v2 = V2Service(pipeline, repository, lifecycle, settings, versions, metrics)
         context = AppContext(
             pipeline=pipeline,
             repository=repository,

@@ -8,7 +8,7 @@ from collections import Counter
 from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
@@ -22,16 +22,14 @@ from serving.tasks import WAYS
 from serving.tasks.base import A, Work, check_answer, go_on
 
 if TYPE_CHECKING:
-    from collections import defaultdict
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from serving.inference.answer_cache import AnswerCache
     from serving.inference.device import Admitted, Device, Rows
-    from serving.inference.requests import InferRequest, Totals
+    from serving.inference.requests import InferRequest
     from serving.inference.served_models import Repository, ServedModel
     from serving.inference.tokenizer import TextTokenizer
     from serving.lifecycle import Lifecycle
-    from serving.models.statistics import BatchStatistics, Duration
     from serving.records import EncodedText, ModelIndex, TextInput, Truncate
     from serving.settings import Settings
     from serving.tasks.base import Check, Way
@@ -56,20 +54,6 @@ _FEW_TEXTS = 8
 """Maximum texts of a request whose work after the engine is not predicted, if it does not grow with their tokens."""
 
 _EMPTY: Sequence[object] = ("", [], ("", ""))
-
-
-class AnswerCounts(Protocol):
-    @property
-    def totals(self) -> Mapping[tuple[str, str], Totals]:
-        """The totals of each model, by its name and version."""
-
-    @property
-    def failures(self) -> defaultdict[tuple[str, str], Duration]:
-        """Failed v2 requests of each model, by its v2 name and version."""
-
-    def batches(self, model: ServedModel) -> int: ...
-
-    def batch_statistics(self, model: ServedModel) -> list[BatchStatistics]: ...
 
 
 class _Job(msgspec.Struct, Generic[A], frozen=True):
@@ -144,14 +128,12 @@ class Pipeline:
         repository: Repository,
         lifecycle: Lifecycle,
         dispatcher: Device[Any],
-        metrics: AnswerCounts,
         cache: AnswerCache | None = None,
     ) -> None:
         self._settings = settings
         self._repository = repository
         self._lifecycle = lifecycle
         self._dispatcher = dispatcher
-        self._metrics = metrics
         self._cache = cache
         self._tokenizer_turn = asyncio.Lock()
         self._bulk_turn = asyncio.Lock()
@@ -215,19 +197,6 @@ class Pipeline:
     def users(self, model: ModelIndex) -> int:
         """Requests that use a model, here or in fronts."""
         return self._users[model] + self.elsewhere(model)
-
-    def totals(self, model: ServedModel) -> Totals:
-        return self._metrics.totals[model.name, model.version]
-
-    @property
-    def failures(self) -> defaultdict[tuple[str, str], Duration]:
-        return self._metrics.failures
-
-    def batches(self, model: ServedModel) -> int:
-        return self._metrics.batches(model)
-
-    def batch_statistics(self, model: ServedModel) -> list[BatchStatistics]:
-        return self._metrics.batch_statistics(model)
 
     async def _recalled(self, job: _Job[A], cache: AnswerCache) -> _Done[A]:
         """Answers from the cache if it holds all rows, without admission control; otherwise computes the answer."""

@@ -19,13 +19,14 @@ from serving.oip.views import TOKENS, views
 from serving.records import EncodedText
 
 if TYPE_CHECKING:
+    from collections import defaultdict
     from collections.abc import Callable, Mapping, Sequence
 
     from serving.inference.pipeline import Pipeline
-    from serving.inference.requests import Outcome
-    from serving.inference.served_models import Repository
+    from serving.inference.requests import Outcome, Totals
+    from serving.inference.served_models import Repository, ServedModel
     from serving.lifecycle import Lifecycle
-    from serving.models.statistics import VersionState
+    from serving.models.statistics import BatchStatistics, VersionState
     from serving.oip.tensors import Tensor
     from serving.oip.views import ModelConfig, View
     from serving.settings import Settings
@@ -94,6 +95,22 @@ class ModelVersions(Protocol):
         """The versions that are not served, with the reasons."""
 
 
+class AnswerCounts(Protocol):
+    """What has been counted of requests and batches.
+
+    Attributes:
+        totals: Answers of each model, by its name and version.
+        failures: Failed v2 requests of each model, by its v2 name and version.
+    """
+
+    totals: defaultdict[tuple[str, str], Totals]
+    failures: defaultdict[tuple[str, str], Duration]
+
+    def batches(self, model: ServedModel) -> int: ...
+
+    def batch_statistics(self, model: ServedModel) -> list[BatchStatistics]: ...
+
+
 class V2Service:
     """The v2 API: the models by their v2 names.
 
@@ -109,6 +126,7 @@ class V2Service:
         lifecycle: Lifecycle,
         settings: Settings,
         versions: ModelVersions,
+        counts: AnswerCounts,
     ) -> None:
         self._pipeline = pipeline
         self._repository = repository
@@ -117,6 +135,7 @@ class V2Service:
         self.control = settings.model_control
         self._caches = settings.response_cache_mb > 0
         self._versions = versions
+        self._counts = counts
         self._views = views(repository)
         repository.subscribe(self._look_again)
 
@@ -227,7 +246,7 @@ class V2Service:
             raise
 
     def _count_failure(self, view: View, request: InferRequest[Any]) -> None:
-        failures = self._pipeline.failures[view.name, view.model.version]
+        failures = self._counts.failures[view.name, view.model.version]
         failures.count += 1
         failures.ns += round((time.perf_counter() - request.arrival) * 1e9)
 
@@ -304,7 +323,8 @@ class V2Service:
             raise self._repository.unknown()
 
     def _statistics(self, view: View) -> ModelStatistics:
-        totals = self._pipeline.totals(view.model)
+        model, counts = view.model, self._counts
+        totals = counts.totals[model.name, model.version]
         computed = totals.requests - totals.cached
         computed_us = totals.total_us - totals.cached_us
         output_us = computed_us - totals.tokenize_us - totals.queue_us - totals.compute_us
@@ -314,14 +334,14 @@ class V2Service:
         )
         return ModelStatistics(
             name=view.name,
-            version=view.model.version,
+            version=model.version,
             last_inference=round(totals.last_at * _MS_PER_S),
             inference_count=totals.texts,
-            execution_count=self._pipeline.batches(view.model),
-            batch_stats=self._pipeline.batch_statistics(view.model),
+            execution_count=counts.batches(model),
+            batch_stats=counts.batch_statistics(model),
             inference_stats=InferStatistics(
                 success=Duration(totals.requests, _ns(totals.total_us)),
-                fail=self._pipeline.failures[view.name, view.model.version],
+                fail=counts.failures[view.name, model.version],
                 queue=queue,
                 compute_input=tokenize,
                 compute_infer=compute,

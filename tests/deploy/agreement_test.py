@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from export.cli import export, verify
-from serving.lifecycle import longest_end_s
 from serving.settings import Settings
 from tests.support import kubernetes
 from tests.support.certificates import Certificates
 from tests.support.clients import get
 from tests.support.credentials import FIRST, write_keys
-from tests.support.kubernetes import OVERLAYS, combined, containers, manifests, named, of_kind, pods
+from tests.support.kubernetes import OVERLAYS, combined, containers, longest_end_s, manifests, named, of_kind, pods
 from tests.support.models import ROOT
 from tests.support.promql import names
 from tests.support.server import Server

@@ -17,7 +17,6 @@ from cryptography import x509
 from export.cli import export as export_cli
 from export.cli import inspect
 from loadtest.capacity import simulate_cli
-from serving.lifecycle import longest_end_s
 from serving.security.tls import check_pair
 from serving.settings import Settings
 from tests.support import kubernetes
@@ -29,6 +28,7 @@ from tests.support.kubernetes import (
     OVERLAYS,
     combined,
     containers,
+    longest_end_s,
     manifests,
     of_kind,
     pods,

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import types
-from collections import defaultdict, deque
+from collections import deque
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import PurePath
@@ -26,9 +26,8 @@ from serving.http import openapi
 from serving.http.app import App
 from serving.http.faults import TeiError, error_type
 from serving.http.routes import ApiRoute, HotRoute
-from serving.inference.requests import Outcome, Timings, Totals
+from serving.inference.requests import Outcome, Timings
 from serving.inference.served_models import Repository
-from serving.models.statistics import Duration
 from serving.net.observer import RequestObserver
 from serving.oip.service import V2Service
 from serving.security.keys import ApiKeys
@@ -42,6 +41,7 @@ from serving.tasks.embed_tokens import EmbedTokensOptions
 from serving.tasks.fill_mask import FilledMask, FillMaskOptions
 from serving.tasks.rerank import RerankOptions
 from serving.tasks.tag import Entity, TagOptions
+from serving.telemetry.metrics import Metrics
 from tests.support.clients import http_call
 from tests.support.credentials import FIRST, WRONG, bearer, write_keys
 from tests.support.http_app import LOOPBACK, listening_beside, ready_api
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serving.inference.requests import InferRequest, RequestTrace
-    from serving.models.statistics import BatchStatistics
     from serving.tasks.base import Check
 
 OURS, OTHER = "https://app.example", "https://other.example"
@@ -90,19 +89,6 @@ class Pipeline:
 
     async def read(self, model: Any, _: int, work: Callable[[Any], bytes]) -> bytes:
         return work(model.tokenizer)
-
-    @property
-    def failures(self) -> defaultdict[tuple[str, str], Duration]:
-        return defaultdict(Duration)
-
-    def totals(self, _: Any) -> Totals:
-        return Totals()
-
-    def batches(self, _: Any) -> int:
-        return 0
-
-    def batch_statistics(self, _: Any) -> list[BatchStatistics]:
-        return []
 
 
 ANSWERS: dict[type, tuple[Any, Callable[[tuple[str, ...]], Any]]] = {
@@ -165,7 +151,7 @@ class Everywhere:
         self.app = App(
             replace(
                 api,
-                v2=V2Service(pipeline, repository, api.lifecycle, settings, Versions()),
+                v2=V2Service(pipeline, repository, api.lifecycle, settings, Versions(), Metrics()),
                 status=lambda *, costs=True: {"costs": costs},
                 render_metrics=lambda: b"metric 1\n",
                 record_error=lambda error, *_: self.errors.append(error.reason),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections import defaultdict
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +21,6 @@ from serving.inference.pipeline import Pipeline
 from serving.inference.requests import InferRequest, Outcome, Timings
 from serving.inference.served_models import Repository
 from serving.lifecycle import Lifecycle
-from serving.models.statistics import Duration
 from serving.oip.service import V2Service
 from serving.settings import Settings
 from serving.tasks.chunks import Chunk, ChunkOptions
@@ -31,6 +29,7 @@ from serving.tasks.embed import EmbedOptions
 from serving.tasks.embed_sparse import EmbedSparseOptions, SparseVector
 from serving.tasks.embed_tokens import EmbedTokensOptions
 from serving.tasks.tag import Entity, TagOptions
+from serving.telemetry.metrics import Metrics
 from tests.support.clients import http_call
 from tests.support.http_app import listening_beside, ready_api
 
@@ -131,13 +130,10 @@ class Counted(Until):
 def address(tasks_repository: Path) -> Iterator[str]:
     settings, repository = Settings.load([], {}), Repository.open(tasks_repository)
     dispatcher: Any = SimpleNamespace(missed=lambda *_: too_late(""))
-    metrics: Any = SimpleNamespace(failures=defaultdict(Duration))
-    pipeline = Answering(
-        settings=settings, repository=repository, lifecycle=Lifecycle(), dispatcher=dispatcher, metrics=metrics
-    )
+    pipeline = Answering(settings=settings, repository=repository, lifecycle=Lifecycle(), dispatcher=dispatcher)
     api = ready_api(settings, pipeline=pipeline, repository=repository)
     versions: Any = SimpleNamespace(others=list)
-    v2 = V2Service(pipeline, repository, api.lifecycle, settings, versions)
+    v2 = V2Service(pipeline, repository, api.lifecycle, settings, versions, Metrics())
     with listening_beside(App(replace(api, v2=v2), documented=False)) as port:
         yield port
 

@@ -190,7 +190,6 @@ class Served:
             repository=SimpleNamespace(find=lambda *_: model, compute_type="cpu"),  # type: ignore[arg-type]
             lifecycle=SimpleNamespace(accepting=True),  # type: ignore[arg-type]
             dispatcher=self.bench.dispatcher,
-            metrics=SimpleNamespace(count_outcome=lambda _: None),  # type: ignore[arg-type]
         )
 
     async def ask(self, timeout_ms: float | None) -> asyncio.Task[Outcome[Any]]:

@@ -63,7 +63,6 @@ def test_a_deadline_runs_while_a_request_waits_for_the_tokenizer() -> None:
             repository=SimpleNamespace(find=lambda *_: model),
             lifecycle=SimpleNamespace(accepting=True),
             dispatcher=dispatcher,
-            metrics=SimpleNamespace(),
         )
 
         def ask(timeout_ms: float) -> asyncio.Task[Any]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import kubernetes_validate
 import yaml
 
+from serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S
 from tests.support.models import ROOT, kept
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ _RENDERED = "manifests.json"
 _VERSION = re.compile(r"Kustomize Version: v(\d+)")
 
 Manifest = dict[str, Any]
+
+
+def longest_end_s(lame_duck_s: float, drain_s: float) -> float:
+    """Seconds from SIGTERM to the exit at most: an engine process ends within the last one."""
+    return lame_duck_s + drain_s + REPLY_GRACE_S + TRACES_GRACE_S + 1.0
 
 
 @functools.cache
