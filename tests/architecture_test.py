@@ -50,18 +50,15 @@ ARROWS = {
     "models": "errors records host engine.kinds engine.specs scheduling.cost tasks",
     # A request's way: a protocol talks to the pipeline and sees no queue and no engine.
     "inference": "errors unawaited records children settings lifecycle scheduling models engine tasks",
-    "telemetry": "errors records host lifecycle logs scheduling models engine inference",
+    "telemetry": "errors records lifecycle logs scheduling models engine inference",
     "oip": "errors records settings lifecycle fields models engine.specs inference tasks",
     # Which engine runs, and how another one takes over.
-    "rollout": "errors unawaited records children host settings lifecycle logs scheduling models engine inference"
-    " telemetry",
+    "rollout": "errors unawaited records children host settings lifecycle logs scheduling models engine inference",
     # A job on Ray runs an engine of its own, chosen as the server chooses one, without wires and queues.
-    "bulk": "errors records options host progress settings logs fields tasks models engine inference"
-    " rollout.engine_choice",
-    "net": "errors unawaited records host settings security inference.requests",
-    "http": "errors unawaited records settings lifecycle logs security fields models engine.specs inference oip net"
-    " tasks",
-    "grpc": "errors unawaited records settings lifecycle logs security fields inference oip net tasks",
+    "bulk": "errors records options host progress settings fields tasks models engine inference rollout.engine_choice",
+    "net": "errors unawaited host settings security inference.requests",
+    "http": "errors unawaited records settings lifecycle logs security fields engine.specs inference oip net tasks",
+    "grpc": "errors unawaited settings lifecycle logs security fields inference oip net tasks",
     # A front is a server whose pipeline has its device in another process.
     "fronts": "errors unawaited records children host settings lifecycle logs models engine inference scheduling"
     " telemetry net http grpc",
@@ -71,8 +68,8 @@ ARROWS = {
     "wires": "errors host settings lifecycle logs security inference telemetry oip net http grpc fronts",
     "front": "errors unawaited records children garbage settings lifecycle logs models inference telemetry net tasks"
     " fronts wires",
-    "server": "errors unawaited records host garbage settings lifecycle logs scheduling engine inference telemetry oip"
-    " rollout net http grpc fronts wires operations",
+    "server": "errors unawaited host garbage settings lifecycle logs scheduling inference telemetry oip"
+    " rollout net http fronts wires operations",
     "cli": "errors garbage settings logs net rollout server",
 }
 """Each room of `serving/` and what it may import of the others: only what stands above it. A dot names one module."""
