@@ -292,7 +292,7 @@ def _place_of(kind: type[msgspec.Struct]) -> _Place | None:
 
 def _place(kind: Type) -> _Place | None:
     """The place that a type describes; None if it contains no message."""
-    members = _members(kind)
+    members = members_of(kind)
     objects = [_object(member) for member in members if isinstance(member, StructType)]
     below = [_place(member.item_type) for member in members if isinstance(member, ListType | VarTupleType)]
     elements = next((place for place in below if place is not None), None)
@@ -313,7 +313,8 @@ def _object(kind: StructType) -> _Object:
     )
 
 
-def _members(kind: Type) -> Sequence[Type]:
+def members_of(kind: Type) -> Sequence[Type]:
+    """The types that a value of a type may have, without unions and metadata."""
     if isinstance(kind, Metadata):
-        return _members(kind.type)
-    return [part for member in kind.types for part in _members(member)] if isinstance(kind, UnionType) else [kind]
+        return members_of(kind.type)
+    return [part for member in kind.types for part in members_of(member)] if isinstance(kind, UnionType) else [kind]

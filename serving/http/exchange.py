@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
-from msgspec.inspect import ListType, LiteralType, StructType, Type, UnionType, VarTupleType, type_info
+from msgspec.inspect import ListType, LiteralType, StructType, Type, VarTupleType, type_info
 
 from serving.errors import (
     BertserveError,
@@ -21,7 +21,7 @@ from serving.errors import (
     Unauthenticated,
     UnsupportedMediaType,
 )
-from serving.fields.rule import Ignored, obey_rule
+from serving.fields.rule import Ignored, members_of, obey_rule
 from serving.http.faults import error_body, status_of
 from serving.http.malformed import malformed
 from serving.inference.requests import priority_of
@@ -30,7 +30,7 @@ from serving.net.requests import COMPRESSIONS, inflate, inflated, is_zlib, words
 from serving.records import DEFAULT_PRIORITY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from serving.inference.requests import InferRequest, Outcome, RequestTrace
     from serving.tasks.base import A
@@ -158,9 +158,9 @@ class JsonDecoder(Generic[M]):
         return f"invalid value{where}; allowed: {', '.join(map(str, allowed))}"
 
 
-def _kinds_at(message: type, path: str) -> list[Type]:
+def _kinds_at(message: type, path: str) -> Sequence[Type]:
     """The types that a value may have at a path of a message. The path is written as msgspec writes it."""
-    kinds = _members(type_info(message))
+    kinds = members_of(type_info(message))
     for field in (match[1] for match in _STEP.finditer(path)):
         below: list[Type] = []
         for kind in kinds:
@@ -170,12 +170,8 @@ def _kinds_at(message: type, path: str) -> list[Type]:
                     below.append(LiteralType((kind.tag,)))
             elif isinstance(kind, ListType | VarTupleType) and field is None:
                 below.append(kind.item_type)
-        kinds = [member for kind in below for member in _members(kind)]
+        kinds = [member for kind in below for member in members_of(kind)]
     return kinds
-
-
-def _members(kind: Type) -> list[Type]:
-    return list(kind.types) if isinstance(kind, UnionType) else [kind]
 
 
 async def _check_elements(data: bytes | memoryview, large_body_lock: asyncio.Lock) -> None:

@@ -14,9 +14,9 @@ from serving.errors import BertserveError, Forbidden, InvalidRequest, ModelNotFo
 from serving.inference.requests import InferRequest
 from serving.models.statistics import Duration, InferStatistics, ModelStatistics
 from serving.oip.parameters import read_parameters
-from serving.oip.tensors import IDS, PAIR, check_sizes, inputs_of, raw_tensor
+from serving.oip.tensors import PAIR, check_sizes, inputs_of, raw_tensor
 from serving.oip.views import TOKENS, views
-from serving.records import EncodedText
+from serving.records import IDS, EncodedText
 
 if TYPE_CHECKING:
     from collections import defaultdict

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from serving.errors import InvalidRequest, MalformedRequest, too_many_inputs
-from serving.records import EncodedText
+from serving.records import IDS, MASK, TYPES, EncodedText
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 TEXT, PAIR = "text", "text_pair"
 LITELLM_TEXT = "input_text"
 """LiteLLM's name for the texts, whatever the model's metadata say."""
-
-IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 
 BYTES, FP32, INT32, INT64 = "BYTES", "FP32", "INT32", "INT64"
 

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from serving.errors import InvalidRequest
-from serving.oip.tensors import BYTES, FP32, IDS, INT32, INT64, PAIR, TEXT, Output
-from serving.records import POSITIONS
+from serving.oip.tensors import BYTES, FP32, INT32, INT64, PAIR, TEXT, Output
+from serving.records import IDS, POSITIONS
 from serving.tasks import TASKS, combined
 from serving.tasks.base import TaskOptions, padded
 from serving.tasks.combined import CombinedOptions
