@@ -30,12 +30,12 @@ def bytes_field(number: int, data: bytes) -> bytes:
     return _varint(number << 3 | _BYTES_FIELD) + _varint(len(data)) + data
 
 
-def request_bytes(model: str, text: str, identity: str = "") -> bytes:
+def request_bytes(model: str, text: str) -> bytes:
     """A `ModelInferRequest` with one text in the input `text`, BYTES [1, 1]."""
-    return infer_bytes(model, {"text": [text]}, identity)
+    return infer_bytes(model, {"text": [text]})
 
 
-def infer_bytes(model: str, tensors: Mapping[str, Sequence[str]], identity: str = "", timeout_us: int = 0) -> bytes:
+def infer_bytes(model: str, tensors: Mapping[str, Sequence[str]], timeout_us: int = 0) -> bytes:
     """A `ModelInferRequest` with inputs BYTES [n, 1].
 
     Encoded by hand with the field numbers of the protocol's `grpc_service.proto`, so that no generated code is needed.
@@ -43,10 +43,9 @@ def infer_bytes(model: str, tensors: Mapping[str, Sequence[str]], identity: str 
     Args:
         model: The model's name.
         tensors: The texts of each input.
-        identity: Request id; empty for none.
         timeout_us: The deadline, in microseconds; 0 for none.
     """
-    named = bytes_field(1, model.encode()) + (bytes_field(3, identity.encode()) if identity else b"")
+    named = bytes_field(1, model.encode())
     if timeout_us:
         named += bytes_field(4, bytes_field(1, b"timeout") + bytes_field(2, _INT64_PARAMETER + _varint(timeout_us)))
     inputs = [

@@ -22,20 +22,18 @@ _STAGE = re.compile(rb"(\w+);dur=([0-9.]+)")
 _CLOSES = b"\r\nconnection: close"
 
 
-def post_bytes(authority: str, path: str, body: object, identity: str = "", headers: str = "") -> bytes:
+def post_bytes(authority: str, path: str, body: object, headers: str = "") -> bytes:
     """A complete POST request on a keep-alive connection.
 
     Args:
         authority: `host:port` of the server.
         path: The request's path.
         body: Bytes, or a JSON value.
-        identity: Request id; empty: the server chooses one.
         headers: Additional header lines, each with its line end.
     """
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    named = f"X-Request-Id: {identity}\r\n" if identity else ""
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: {authority}\r\n{named}{headers}"
+        f"POST {path} HTTP/1.1\r\nHost: {authority}\r\n{headers}"
         f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     )
     return head.encode() + data

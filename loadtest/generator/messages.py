@@ -179,8 +179,8 @@ def api_key() -> str:
     return key
 
 
-def messages(target: Target, task: str, texts: Sequence[Text], identity: str = "") -> list[bytes]:
-    """One request for each text; with an empty `identity` the server chooses the ids.
+def messages(target: Target, task: str, texts: Sequence[Text]) -> list[bytes]:
+    """One request for each text.
 
     Raises:
         BenchError: The protocol does not support the task.
@@ -190,14 +190,14 @@ def messages(target: Target, task: str, texts: Sequence[Text], identity: str = "
     if target.protocol == "grpc":
         timeout_us = _MS_US * target.timeout_ms
         tensors = map(TASKS[task].load.tensors, items)
-        return [prefixed(infer_bytes(target.model, rows, identity, timeout_us)) for rows in tensors]
+        return [prefixed(infer_bytes(target.model, rows, timeout_us)) for rows in tensors]
     common = _authorization(target)
     if target.timeout_ms and target.protocol != "v2":
         common += f"X-Request-Timeout-Ms: {target.timeout_ms}\r\n"
     made = []
     for item in items:
         headers, body = _request(target, task, item)
-        made.append(post_bytes(target.authority, path, body, identity, headers + common))
+        made.append(post_bytes(target.authority, path, body, headers + common))
     return made
 
 

@@ -230,23 +230,13 @@ class Generator:
         request.sent = time.perf_counter()
         lane.under_way[request] = None
         try:
-            self._send(lane, lane.wire.request(self._message(request), request))
+            message, request.inputs = next(self._supplies[request.kind])
+            self._send(lane, lane.wire.request(message, request))
         except OSError as error:
             self._lose(lane, f"connection broken: {error.strerror}")
         else:
             self._offer(lane)
         return True
-
-    def _message(self, request: Request) -> bytes:
-        """The bytes of a request."""
-        message, request.inputs = next(self._supplies[request.kind])
-        return message
-
-    def _judge(self, request: Request, reply: Reply) -> str:
-        """The reason why a reply is invalid; empty if it is valid."""
-        if self._answers is None:
-            return reply.fault
-        return self._answers[request.kind].fault(reply, request.inputs)
 
     def _send(self, lane: _Lane, data: bytes) -> None:
         if not lane.send(data):
@@ -298,7 +288,8 @@ class Generator:
         if request not in lane.under_way:  # timed out earlier
             return
         del lane.under_way[request]
-        if fault := self._judge(request, reply):
+        fault = self._answers[request.kind].fault(reply, request.inputs) if self._answers else reply.fault
+        if fault:
             self._record(request, fault, done)
             return
         served = lane.wire.served(reply.head)
@@ -361,8 +352,8 @@ class Generator:
             self._records, self._new_faults = [], []
 
 
-def main(kind: type[Generator] = Generator) -> None:
-    """Runs the job from standard input with a generator of class `kind`."""
+def main() -> None:
+    """Runs the job from standard input."""
     values = json.loads(sys.stdin.readline())
     values["kinds"] = [(task, weight, texts) for task, weight, texts in values["kinds"]]
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -378,7 +369,7 @@ def main(kind: type[Generator] = Generator) -> None:
         output.write(data)
         output.flush()
 
-    generator = kind(Job(**values), tell)
+    generator = Generator(Job(**values), tell)
     generator.connect()
     tell(READY)
     generator.run(float(sys.stdin.readline()))

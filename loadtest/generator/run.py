@@ -95,7 +95,6 @@ def run(
     load: Load,
     result: Result,
     show: Callable[[Result, float], None],
-    module: str = "loadtest.generator.open_loop",
 ) -> Result:
     """Runs a load against a server and fills the result.
 
@@ -104,7 +103,6 @@ def run(
         load: The load.
         result: A new one.
         show: Called periodically with the result so far and the elapsed seconds of the schedule.
-        module: The generator's module.
 
     Raises:
         BenchError: A generator failed.
@@ -113,7 +111,7 @@ def run(
     readers = [ChunkReader([""]) for _ in range(count)]
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
-        processes = [stack.enter_context(module_process(module)) for _ in range(count)]
+        processes = [stack.enter_context(module_process("loadtest.generator.open_loop")) for _ in range(count)]
         for index, (process, reader) in enumerate(zip(processes, readers, strict=True)):
             stack.callback(process.kill)
             _say(process, _job(target, load, index))

@@ -1,1 +1,0 @@
-"""Replicas behind HAProxy, restarted one after another under load."""
