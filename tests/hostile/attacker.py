@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _REOPEN_S = 0.02
 _SLICE_S = 0.5
 _SIDE_BY_SIDE = {"http": 1, "grpc": 8}
-"""Concurrent calls on one connection of a control."""
+"""Concurrent good calls on one connection."""
 
 
 def attack(name: str, port: int, seconds: float, rate: float = 1.0) -> dict[str, float]:
@@ -51,16 +51,8 @@ def _mixed(ports: dict[str, int], chosen: random.Random, pace: Pace) -> None:
             _attack(ATTACKS[name], ports[ATTACKS[name].wire], [], slice_)
         else:
             wire = chosen.choice(list(ports))
-            _control(Target(wire, HOST, ports[wire], MODEL), [], slice_)
+            _good(Target(wire, HOST, ports[wire], MODEL), slice_)
         pace.sent += slice_.sent
-
-
-def control(wire: str, port: int, bytes_per_s: float, seconds: float) -> dict[str, float]:
-    """Sends good cheap calls at the same bytes per second, as far as the server takes them; returns the rate sent."""
-    calls: list[int] = []
-    target = Target(wire, HOST, port, MODEL)
-    each = partial(_control, target, calls)
-    return _in_threads(CONNECTIONS, bytes_per_s / CONNECTIONS, seconds, each) | {"calls_per_s": sum(calls) / seconds}
 
 
 def _in_threads(count: int, rate: float, seconds: float, do: Callable[[Pace], None]) -> dict[str, float]:
@@ -86,8 +78,8 @@ def _attack(what: Attack, port: int, opened: list[int], pace: Pace) -> None:
     opened.append(count)
 
 
-def _control(target: Target, calls: list[int], pace: Pace) -> None:
-    count = 0
+def _good(target: Target, pace: Pace) -> None:
+    """Good cheap calls, as fast as they are answered."""
     with contextlib.suppress(Over, BenchError), connect(HOST, target.port) as connection:
         lane = Lane(connection, target.wire(), lambda _: None)
         [message] = messages(target, "embed", ["short"])
@@ -100,11 +92,9 @@ def _control(target: Target, calls: list[int], pace: Pace) -> None:
             due = len(burst)
             while due:
                 due -= len(lane.receive())
-            count += len(burst)
-    calls.append(count)
 
 
 if __name__ == "__main__":
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    answer({"attack": attack, "control": control, "mixed": mixed})
+    answer({"attack": attack, "mixed": mixed})

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from tests.hostile.victim import Victim
     from tests.support.server import Server
 
-SHORT = Plan(before_s=0.1, attack_s=0.7, control_s=0.0, settle_s=20.0, hurries=True)
-FULL = Plan(before_s=0.5, attack_s=8.0, control_s=0.0, settle_s=60.0)
+SHORT = Plan(attack_s=0.7, settle_s=20.0, hurries=True)
+FULL = Plan(attack_s=8.0, settle_s=60.0)
 
 MAX_WORK_MS = 500
 """CPU time that the server may spend on others while a polite request waits. No busy machine makes it more."""
@@ -45,7 +45,7 @@ def check(victim: Victim, polite: Polite, attacker: Child, name: str, plan: Plan
     assert descriptors["most"] <= MAX_DESCRIPTORS, shown
     assert descriptors["after"] <= descriptors["before"] + FEW_DESCRIPTORS, shown
     assert found["log_lines"] <= MAX_LINES, shown
-    assert max(found["polite"]["during"][wire]["work_max_ms"] for wire in ("http", "grpc")) < MAX_WORK_MS, shown
+    assert found["work_max_ms"] < MAX_WORK_MS, shown
 
 
 @pytest.mark.sampled(9)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from tests.hostile.attacks import ATTACKS
-from tests.hostile.polite import latencies
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,16 +34,12 @@ class Plan:
     """Durations of a trial, in seconds.
 
     Attributes:
-        before_s: Without an attack, for comparison.
         attack_s: The attack.
-        control_s: Good calls at the same bytes per second, if the attack aims at the event loop; 0 for none.
         settle_s: Maximum wait until memory and descriptors are back.
         hurries: Whether attacks with large requests send faster.
     """
 
-    before_s: float
     attack_s: float
-    control_s: float
     settle_s: float
     hurries: bool = False
 
@@ -79,37 +74,24 @@ class Peaks:
 def trial(victim: Victim, polite: Polite, attacker: Child, name: str, plan: Plan) -> dict[str, Any]:
     """Runs one attack; returns JSON values."""
     attack = ATTACKS[name]
-    wire = attack.wire
     rate = attack.hurry if plan.hurries else 1.0
     begin = time.monotonic()
-    time.sleep(plan.before_s + _MARGIN_S)
+    time.sleep(_MARGIN_S)
     memory, descriptors, lines = victim.memory_mb(), victim.descriptors(), victim.log_lines()
     attacked = time.monotonic()
     with Peaks(_LOOK_S, memory=victim.memory_mb, descriptors=victim.descriptors) as peaks:
-        sent = attacker.ask("attack", name=name, port=victim.ports[wire], seconds=plan.attack_s, rate=rate)
+        sent = attacker.ask("attack", name=name, port=victim.ports[attack.wire], seconds=plan.attack_s, rate=rate)
         over = time.monotonic()
         settled_s = _settle(victim, memory + LEFT_MB, descriptors + FEW_DESCRIPTORS, plan.settle_s)
-    settled = time.monotonic()
-    time.sleep(plan.before_s)
-    found = {
+    return {
         "attack": sent,
-        "polite": {
-            "before": _figures(polite, begin, attacked - _MARGIN_S),
-            "during": _figures(polite, attacked, over),
-            "after": _figures(polite, settled, settled + plan.before_s),
-        },
-        "faults": polite.faults(begin, settled + plan.before_s),
+        "work_max_ms": polite.most_work_ms(attacked, over),
+        "faults": polite.faults(begin, time.monotonic()),
         "memory_mb": {"before": memory, "most": peaks.seen["memory"], "after": victim.memory_mb()},
         "descriptors": {"before": descriptors, "most": int(peaks.seen["descriptors"]), "after": victim.descriptors()},
         "settled_s": settled_s,
         "log_lines": victim.log_lines() - lines,
     }
-    if plan.control_s and attack.aim == "loop":
-        begin = time.monotonic()
-        arguments = {"bytes_per_s": sent["bytes_per_s"], "seconds": plan.control_s}
-        found["control"] = attacker.ask("control", wire=wire, port=victim.ports[wire], **arguments)
-        found["polite"]["control"] = _figures(polite, begin, time.monotonic())
-    return found
 
 
 def _settle(victim: Victim, memory_mb: float, descriptors: int, limit_s: float) -> float:
@@ -120,10 +102,6 @@ def _settle(victim: Victim, memory_mb: float, descriptors: int, limit_s: float) 
             return passed
         time.sleep(_LOOK_S)
     return limit_s
-
-
-def _figures(polite: Polite, begin: float, end: float) -> dict[str, dict[str, float]]:
-    return {wire: latencies(requests) for wire, requests in polite.between(begin, end).items()}
 
 
 def soak(victim: Victim, attacker: Child, rounds: int, seconds: float) -> dict[str, Any]:

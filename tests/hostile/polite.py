@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Self
 from loadtest.errors import BenchError
 from loadtest.generator.closed_loop import Lane, connect
 from loadtest.generator.messages import Target, messages
-from loadtest.report.sample import percentile
 from tests.hostile.lines import HOST
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from types import TracebackType
 
     from loadtest.generator.wire import Reply
@@ -85,6 +83,10 @@ class Polite:
         made = self.between(begin, end or time.monotonic())
         return [f"{wire}: {request.fault}" for wire in WIRES for request in made[wire] if request.fault]
 
+    def most_work_ms(self, begin: float, end: float) -> float:
+        """The most CPU time that the server took for others while a request of this stretch waited."""
+        return max(1e3 * request.work_s for made in self.between(begin, end).values() for request in made)
+
     def _run(self, target: Target) -> None:
         [message] = messages(target, "embed", ["a polite request"])
         made = self.requests[target.protocol]
@@ -115,15 +117,3 @@ class Polite:
 def _check(reply: Reply) -> None:
     if reply.fault or not reply.body:
         raise BenchError(f"{reply.fault or 'an empty answer'}: {reply.body[:200]!r}")
-
-
-def latencies(requests: Sequence[Request]) -> dict[str, float]:
-    """p50 and p99 in milliseconds, and p99 and maximum of the server's work meanwhile."""
-    taken = sorted((request.done - request.intended) * 1e3 for request in requests)
-    work = sorted(request.work_s * 1e3 for request in requests)
-    return {
-        "p50_ms": percentile(taken, 50),
-        "p99_ms": percentile(taken, 99),
-        "work_p99_ms": percentile(work, 99),
-        "work_max_ms": work[-1],
-    }
