@@ -63,16 +63,6 @@ def words(sentence: str) -> list[str]:
     return [word for word in re.sub(r"`[^`]*`", "code", sentence).split() if re.search(r"\w", word)]
 
 
-def test_the_rules_of_style_find_what_they_are_for() -> None:
-    """A long sentence, one in a table, one over two lines; not code, not a list of short items."""
-    long = "Word" + " word" * 35
-    for text in (f"Short one. {long}.", f"| a | {long} |", long.replace("word word", "word\nword"), f"- a\n- {long}"):
-        assert max(len(words(one)) for one in sentences(text)) == 36, text
-    for text in (f"    {long}", f"```\n{long}\n```", "- word word\n" * 36, "`" + long + "`", "Two words. " * 30):
-        assert max((len(words(one)) for one in sentences(text)), default=0) <= 2, text
-    assert banned_words("Whence it came, `thereby` is code.") == ["whence"]
-
-
 @every_page
 def test_sentences_are_short(page: Path) -> None:
     """No sentence has more than 35 words."""

@@ -144,7 +144,7 @@ def test_the_page_lists_an_endpoint_once(
 
 
 def test_trying_a_route_sends_no_header_unasked(tasks_server: Server, page: Page) -> None:
-    """Neither a deadline nor a wish for a load report."""
+    """Neither a deadline nor a priority."""
     sent: list[dict[str, str]] = []
     page.on["Network.requestWillBeSent"] = lambda event: sent.append(event["request"]["headers"])
     page.open(f"http://{tasks_server.http}/docs")

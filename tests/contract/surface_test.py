@@ -57,7 +57,7 @@ OPEN_LABELS = {"model", "version", "engine", "task", "precision"}
 
 
 class Product:
-    """A server of a model of every task, with keys and batches, whom nobody has asked yet; each method makes a list."""
+    """A server of a model of every task, with keys, whom nobody has asked yet; each method makes a list."""
 
     def __init__(self, server: Server, http: HttpConnection, probes: HttpConnection) -> None:
         self._server, self._http, self._probes = server, http, probes
