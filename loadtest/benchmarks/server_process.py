@@ -63,7 +63,6 @@ class ServerProcess:
         environment: Mapping[str, str],
         ready: tuple[int, str],
         folder: Path | None = None,
-        log: Path | None = None,
     ) -> None:
         """Prepares a command; entering the block starts it.
 
@@ -72,14 +71,12 @@ class ServerProcess:
             environment: Its whole environment.
             ready: The port, and the path that answers 200 once it is ready; without a path an open port is enough.
             folder: Working directory; None for this process's.
-            log: File that its output is appended to; None for a temporary file.
         """
         self.http_port, self.grpc_port, self.ready_s = ready[0], 0, 0.0
         self.command = command
         self._environment = environment
         self._ready = ready
         self._folder = folder
-        self._kept, self._is_running = log, False
 
     def __enter__(self) -> Self:
         """Starts it and waits until it is ready.
@@ -87,13 +84,12 @@ class ServerProcess:
         Raises:
             BenchError: It does not become ready; the message ends with the end of its log.
         """
-        self._log = self._kept.open("a+b") if self._kept else tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()
         started = time.perf_counter()
         said: dict[str, Any] = {"stdout": self._log, "stderr": subprocess.STDOUT}
         place: dict[str, Any] = {"env": self._environment, "cwd": self._folder}
         # Its own session: Ctrl-C reaches the benchmark alone, which then ends the server in order.
         self._process = subprocess.Popen(self.command, start_new_session=True, **said, **place)
-        self._is_running = True
         try:
             self._wait_until_ready(started)
         except BaseException:
@@ -141,9 +137,6 @@ class ServerProcess:
             time.sleep(_POLL_S)
 
     def _end(self) -> None:
-        if not self._is_running:
-            return
-        self._is_running = False
         self._process.terminate()
         try:
             self._process.wait(_END_LIMIT_S)
@@ -156,7 +149,7 @@ class ServerProcess:
 class BertServer(ServerProcess):
     """`bertserve serve`."""
 
-    def __init__(self, models: Path, precision: str, threads: int, *options: str, log: Path | None = None) -> None:
+    def __init__(self, models: Path, precision: str, threads: int, *options: str) -> None:
         """Serves a model repository with this many cores for the engine, and more options."""
         http_port, grpc_port, self.metrics_port = free_ports(3)
         command = [
@@ -168,7 +161,7 @@ class BertServer(ServerProcess):
         ]
         # Defaults are measured, not settings from this shell.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BERTSERVE_")}
-        super().__init__(command, environment, (self.metrics_port, "/readyz"), log=log)
+        super().__init__(command, environment, (self.metrics_port, "/readyz"))
         self.http_port, self.grpc_port = http_port, grpc_port
 
     def get(self, path: str) -> Any:  # noqa: ANN401  JSON

@@ -29,10 +29,10 @@ def facts() -> dict[str, str]:
     return facts
 
 
-def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+def cpu_model() -> str:
     """The processor's model name."""
     try:
-        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

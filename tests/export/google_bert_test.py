@@ -135,11 +135,11 @@ def test_case_is_told_or_asked_for(
     assert (small == large) == (outcome == "lowers")
 
 
-def one_variable(content: bytes = b"\0" * 8, **changes: int | bytes | tuple[int, ...]) -> Callable[[Path], None]:
+def one_variable(**changes: int | bytes | tuple[int, ...]) -> Callable[[Path], None]:
     """An index with one variable instead, of which something is changed."""
     fields = {"kind": 1, "shape": (2,), "offset": 0, "shard": 0, "slices": b""} | changes
     kind, shape, offset = fields.pop("kind"), fields.pop("shape"), fields.pop("offset")
-    made = entry(kind, shape, offset, content, **fields)  # type: ignore[arg-type]
+    made = entry(kind, shape, offset, b"\0" * 8, **fields)  # type: ignore[arg-type]
     return index(table({b"": header(), b"bert/pooler/dense/bias": made}))
 
 

@@ -61,8 +61,8 @@ def vectors(message: bytes) -> np.ndarray:
     return np.frombuffer(reply.raw_output_contents[0], "<f4").reshape(reply.outputs[0].shape)
 
 
-def headers(connection: RawHttp2, stream: int, flags: int = 0, path: str = MODEL_INFER, **changes: str | None) -> bytes:
-    return frame(HEADERS, END_HEADERS | flags, stream, connection.block(request_fields(path, **changes)))
+def headers(connection: RawHttp2, stream: int, path: str = MODEL_INFER, **changes: str | None) -> bytes:
+    return frame(HEADERS, END_HEADERS, stream, connection.block(request_fields(path, **changes)))
 
 
 def serves(server: Server) -> bool:
@@ -71,10 +71,10 @@ def serves(server: Server) -> bool:
         return connection.reply(1).status == 0
 
 
-def assert_lives(connection: RawHttp2, stream: int = 3) -> None:
+def assert_lives(connection: RawHttp2) -> None:
     """A call on the same connection is answered, whatever came of those before."""
-    connection.call(stream, b"", LIVE)
-    assert connection.reply(stream).status == 0
+    connection.call(3, b"", LIVE)
+    assert connection.reply(3).status == 0
 
 
 @pytest.fixture

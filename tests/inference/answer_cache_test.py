@@ -48,8 +48,8 @@ class Cached:
         await asyncio.sleep(0)
         return task
 
-    async def answered(self, *texts: EncodedText, model: ModelIndex = BATCHED) -> CachedRows:
-        task = await self.ask(*texts, model=model)
+    async def answered(self, *texts: EncodedText) -> CachedRows:
+        task = await self.ask(*texts)
         self.bench.engine.finish_all()
         return await task
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 from serving.engine.base import InlineEngine
-from serving.engine.fake import FakeBackend, Fault, fake_vector
+from serving.engine.fake import FakeBackend, fake_vector
 from serving.errors import (
     BertserveError,
     DeadlineExceeded,
@@ -51,10 +51,10 @@ if TYPE_CHECKING:
     from serving.inference.dispatcher import Dispatcher, PendingRequest
 
 
-def inline(faults: dict[int, Fault] | None = None, threads: int = 1) -> Dispatcher:
+def inline(threads: int = 1) -> Dispatcher:
     """A dispatcher whose engine answers before `submit` returns."""
     made = dispatcher()
-    made.engine_up(InlineEngine(FakeBackend(SPECS, threads, faults=faults)), costs())
+    made.engine_up(InlineEngine(FakeBackend(SPECS, threads)), costs())
     return made
 
 

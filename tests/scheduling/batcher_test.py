@@ -146,9 +146,9 @@ ONE_LANE = Policy(max_batch_tokens=1024, batch_invariant=[True], narrow=[False])
 TWO_NARROW = Policy(max_batch_tokens=1024, batch_invariant=[True], narrow=[True], group_tokens=64, prefetch_tokens=72)
 
 
-def pick(queue: WorkQueue, policy: Policy, known: ModelCosts, now: float = 0.0) -> Assignment:
+def pick(queue: WorkQueue, policy: Policy, known: ModelCosts) -> Assignment:
     """The choice of an engine without work, with narrow lanes where the policy has them."""
-    found = choose(queue, Lanes.idle(3 if policy.narrow[0] else 1), policy, [known], now)
+    found = choose(queue, Lanes.idle(3 if policy.narrow[0] else 1), policy, [known], 0.0)
     assert found is not None
     return found
 

@@ -217,16 +217,16 @@ def test_what_is_cancelled_or_put_back_keeps_its_queue() -> None:
     assert (made.queue.items, made.bulk.items) == (1, 0)
 
 
-def shares(seed: int, *, lanes: int, windows: int = 5, batches: int = 200) -> list[float]:
+def shares(seed: int, *, lanes: int) -> list[float]:
     """The share of bulk work in each of several windows while queries and bulk work both always wait."""
     dice = random.Random(seed)
     narrow = per_token(50, 300) if lanes > 1 else None
     made = scheduler(per_token(30, 300), narrow, lanes=lanes)
     running: list[tuple[float, Assignment]] = []
     now, found = 0.0, []
-    for _ in range(windows):
+    for _ in range(5):
         before = made.online_us, made.bulk_us
-        for _ in range(batches):
+        for _ in range(200):
             for of, most in ((made.queue, 10), (made.bulk, 20)):
                 while of.items < most:
                     priority = BULK if of is made.bulk else DEFAULT_PRIORITY

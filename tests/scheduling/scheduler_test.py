@@ -27,10 +27,10 @@ ONE_LANE = Policy(max_batch_tokens=256, batch_invariant=[True], narrow=[False])
 TEN_MS = constant(10_000)
 
 
-def one_lane(cost: Callable[[int, int], float] = TEN_MS, policy: Policy = ONE_LANE) -> Scheduler:
+def one_lane(cost: Callable[[int, int], float] = TEN_MS) -> Scheduler:
     """A scheduler over an engine with one lane, whose batches cost what `cost` says."""
-    scheduler = Scheduler(policy, AdmissionLimits(1 << 20), lambda _: None, jitter=lambda: 0.0)
-    scheduler.engine_up(1, [model_costs(cost, max_batch_tokens=policy.max_batch_tokens)])
+    scheduler = Scheduler(ONE_LANE, AdmissionLimits(1 << 20), lambda _: None, jitter=lambda: 0.0)
+    scheduler.engine_up(1, [model_costs(cost, max_batch_tokens=ONE_LANE.max_batch_tokens)])
     return scheduler
 
 

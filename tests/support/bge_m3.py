@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 HIDDEN, COLUMNS, LENGTH = 32, 24, 48
 
 
-def write_m3(folder: Path, *, columns: int = COLUMNS) -> Path:
+def write_m3(folder: Path) -> Path:
     """An XLM-RoBERTa with modules of Sentence Transformers, and two layers beside, one of them in half precision."""
     write_task_checkpoint(folder, "xlm-roberta", "embed")
     edit_json(folder / "tokenizer_config.json", eos_token="</s>", bos_token="<s>")  # noqa: S106  a token of words
@@ -30,7 +30,7 @@ def write_m3(folder: Path, *, columns: int = COLUMNS) -> Path:
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": LENGTH, "do_lower_case": False})
     for file, rows, kind, seed in (
         ("sparse_linear.pt", 1, torch.float32, 1),
-        ("colbert_linear.pt", columns, torch.float16, 2),
+        ("colbert_linear.pt", COLUMNS, torch.float16, 2),
     ):
         made = torch.Generator().manual_seed(seed)
         weight = torch.randn(rows, HIDDEN, generator=made) / HIDDEN**0.5

@@ -160,7 +160,7 @@ class Page:
             raise PageError(found["exceptionDetails"].get("exception", found["exceptionDetails"]).get("description"))
         return found["result"].get("value")
 
-    def wait(self, condition: str, what: str = "", seconds: float = _LIMIT_S) -> None:
+    def wait(self, condition: str, what: str = "") -> None:
         """Waits until an expression is true; while the page goes elsewhere it is not."""
 
         def holds() -> bool:
@@ -169,7 +169,7 @@ class Page:
             except CommandRefused:
                 return False
 
-        wait_for(holds, what or condition, seconds)
+        wait_for(holds, what or condition, _LIMIT_S)
 
     def text(self, selector: str) -> str:
         return str(self.run(f"document.querySelector({json.dumps(selector)}).innerText"))

@@ -226,20 +226,18 @@ def write_task_checkpoint(
     return folder
 
 
-def write_large_checkpoint(
-    folder: Path, *, layers: int = 24, hidden_size: int = 1024, vocab_size: int = 250_002
-) -> Path:
-    """Writes an XLM-RoBERTa with random weights, by default of the size of XLM-R large, and words of the corpus."""
+def write_large_checkpoint(folder: Path) -> Path:
+    """Writes an XLM-RoBERTa with random weights, of the size of XLM-R large, and words of the corpus."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = byte_tokenizer()
     texts = [text if isinstance(text, str) else " ".join(text) for text in corpus.read()]
     tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=8000, special_tokens=list(BYTE_SPECIAL)))
     config = transformers.XLMRobertaConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden_size // 64,
-        intermediate_size=4 * hidden_size,
+        vocab_size=250_002,
+        hidden_size=1024,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        intermediate_size=4096,
         max_position_embeddings=514,
         type_vocab_size=1,
     )

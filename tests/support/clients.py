@@ -79,12 +79,12 @@ class HttpReply:
 class HttpConnection:
     """One keep-alive connection; use it in a `with` block."""
 
-    def __init__(self, address: str, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, address: str) -> None:
         context = client_context(address, "http/1.1")
         if context is None:
-            self._connection = http.client.HTTPConnection(address, timeout=timeout_s)
+            self._connection = http.client.HTTPConnection(address, timeout=TIMEOUT_S)
         else:
-            self._connection = http.client.HTTPSConnection(address, timeout=timeout_s, context=context)
+            self._connection = http.client.HTTPSConnection(address, timeout=TIMEOUT_S, context=context)
 
     def __enter__(self) -> Self:
         return self

@@ -116,9 +116,9 @@ def batch(*, texts: int = 6, tokens: int = 48) -> dict[str, NDArray[np.int32]]:
     return {"input_ids": np.where(mask == 1, ids, 1).astype(np.int32), "attention_mask": mask}
 
 
-def some_ids(low: int = 5, high: int = 90) -> dict[str, NDArray[np.int32]]:
+def some_ids() -> dict[str, NDArray[np.int32]]:
     """Eight texts of 20 tokens for a small checkpoint's graph."""
-    ids = np.random.default_rng(0).integers(low, high, (8, 20), np.int32)
+    ids = np.random.default_rng(0).integers(5, 90, (8, 20), np.int32)
     return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
 
 

@@ -102,7 +102,6 @@ def write_gpu_bundle(
     root: Path,
     scratch: Path,
     *,
-    capability: str = "7.5",
     inside: str = "7.5",
     unproven: Sequence[str] = (),
     nan: int | None = None,
@@ -112,7 +111,6 @@ def write_gpu_bundle(
     Args:
         root: The model repository.
         scratch: Where a bundle is made that it begins with.
-        capability: What its TensorRT engine is for.
         inside: What the engine's file says of that.
         unproven: Targets that nobody has compared with PyTorch.
         nan: A token that the model answers NaN to.
@@ -122,12 +120,12 @@ def write_gpu_bundle(
     graph = (base.path / cpu.file).read_bytes()
     if nan is not None:
         graph = _spoiled(graph, base.manifest.vocab_size, nan)
-    target = f"sm{capability.replace('.', '')}"
+    target = "sm75"
     lengths = [16, 32, base.manifest.max_length]
     build = EngineBuild(
         flavour="rtx",
         version=simulated_trt.VERSIONS["rtx"],
-        compute_capability=capability,
+        compute_capability="7.5",
         profiles=tuple(ShapeProfile((1, length), (4, length), (32, length)) for length in lengths),
     )
     plan = simulated_trt.plan(graph, "rtx", lengths, [int(part) for part in inside.split(".")])

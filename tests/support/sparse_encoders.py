@@ -54,14 +54,14 @@ def write_modules_of_version_5(folder: Path, **settings: object) -> Path:
     return folder
 
 
-def write_router(folder: Path, *, function: str = "log1p_relu", **settings: object) -> Path:
+def write_router(folder: Path, **settings: object) -> Path:
     """Adds the files of OpenSearch's encoders of documents, whose queries take weights of a table."""
     write_modules(folder, ("sentence_transformers.models.Router", ""))
     types = {LOOKUP: f"{OLD}.SparseStaticEmbedding", "": f"{OLD}.MLMTransformer", POOLING: f"{OLD}.SpladePooling"}
     structure = {"query": [LOOKUP], "document": ["", POOLING]}
     parameters = {"default_route": "document", "allow_empty_key": True}
     write_json(folder / "router_config.json", {"types": types, "structure": structure, "parameters": parameters})
-    pooling = {"pooling_strategy": "max", "activation_function": function, "word_embedding_dimension": None}
+    pooling = {"pooling_strategy": "max", "activation_function": "log1p_relu", "word_embedding_dimension": None}
     write_json(folder / POOLING / "config.json", pooling)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": LENGTH, "do_lower_case": False})
     write_json(folder / LOOKUP / "config.json", {"frozen": True})

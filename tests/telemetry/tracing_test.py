@@ -29,8 +29,8 @@ def ended(traceparent: bytes = b"", tracestate: str = "") -> RequestTrace:
     return trace
 
 
-def wanted(flags: str = "01", version: str = "00") -> bytes:
-    return f"{version}-{TRACE}-{SPAN}-{flags}".encode()
+def wanted(flags: str = "01") -> bytes:
+    return f"00-{TRACE}-{SPAN}-{flags}".encode()
 
 
 def spans(request: RequestTrace, share: float = 0.0) -> tuple[ReadableSpan, ...]:

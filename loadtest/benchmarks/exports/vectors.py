@@ -32,7 +32,7 @@ from serving.children import module_command
 from serving.host import available_cpus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from loadtest.benchmarks.store import Step, Store
 
@@ -236,7 +236,7 @@ def _products(sparse: Path) -> bytes:
     return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
 
 
-def _peak(path: Path, shape: Sequence[int] = MEMORY_SHAPE) -> int:
+def _peak(path: Path) -> int:
     """Peak resident bytes of a batch above those of a loaded and warm graph."""
-    words = [sys.executable, "-c", _PEAK, str(path), str(available_cpus()), *map(str, shape)]
+    words = [sys.executable, "-c", _PEAK, str(path), str(available_cpus()), *map(str, MEMORY_SHAPE)]
     return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)

@@ -43,10 +43,10 @@ def sample(p50_ms: float, per_s: float, others_percent: float = 0.0) -> Sample:
     )
 
 
-def round_of(ours_ms: float, others_percent: float = 0.0) -> Round:
+def round_of(ours_ms: float) -> Round:
     """A round in which everybody else takes 1 ms and answers 1000 texts a second."""
     samples = {subject.key(count): sample(1.0, 1000.0) for subject in subjects(MODEL) for count in (ONE, MANY)}
-    samples[OURS.key(ONE)] = sample(ours_ms, 1000.0, others_percent)
+    samples[OURS.key(ONE)] = sample(ours_ms, 1000.0)
     return samples
 
 

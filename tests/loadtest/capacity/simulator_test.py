@@ -20,17 +20,17 @@ ONE_BY_ONE = Policy(1024, batch_invariant=[False], narrow=[False])
 SIDE_BY_SIDE = Policy(1024, batch_invariant=[False], narrow=[True], group_tokens=16)
 
 
-def wide(us: float, *batches: int, tokens: int = 16) -> list[CostPoint]:
+def wide(us: float, *batches: int) -> list[CostPoint]:
     """Batches of these sizes cost the same: whatever joins is free."""
-    return [CostPoint("wide", tokens, batch, us) for batch in batches or (1,)]
+    return [CostPoint("wide", 16, batch, us) for batch in batches or (1,)]
 
 
 def device(points: Sequence[CostPoint], narrow_lanes: int = 0, **overhead: float) -> Device:
     return Device(points=points, narrow_lanes=narrow_lanes, overhead=Overhead(**overhead))
 
 
-def arrivals(*times_ms: float, tokens: int = 16, timeout_s: float = 100.0) -> list[Arrival]:
-    return [Arrival(at / 1e3, (tokens,), timeout_s) for at in times_ms]
+def arrivals(*times_ms: float, timeout_s: float = 100.0) -> list[Arrival]:
+    return [Arrival(at / 1e3, (16,), timeout_s) for at in times_ms]
 
 
 def simulate(*arguments: Any, **options: Any) -> list[Outcome]:
