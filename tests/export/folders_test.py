@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.checkpoints import edit_json
 from tests.support.folders import answering, grammar, search
 from tests.support.server import Server
 
@@ -43,8 +42,8 @@ def test_a_folder_is_answered_as_by_its_libraries(request: pytest.FixtureRequest
         request.getfixturevalue("whole_proof")
     else:
         request.getfixturevalue("unpickled_here")
-    findings, counts = search.search(seeds, fused=seeds.start >= _WHOLE)
-    assert not findings, "\n".join(map(str, findings))
+    faults, counts = search.search(seeds, fused=seeds.start >= _WHOLE)
+    assert not faults, "\n".join(faults)
     # A grammar of folders that nobody can load, or that are all refused, would show nothing.
     assert counts["same"] >= 0.5 * len(seeds), counts
 
@@ -62,43 +61,3 @@ def test_a_real_server_answers_them_over_http(tmp_path: Path) -> None:
         for case in compared:
             verdict = search.answered(case, answering.Asked(server.http, case.name, case.task))
             assert verdict == search.Verdict("same"), case.name
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unpickled_here")
-def test_the_search_finds_a_field_that_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exporter that does not see one field is found out, and the folder is reduced to that field."""
-    export = search.export_graph
-
-    def blind(folder: Path, models: Path, name: str, task: str | None, *, fused: bool) -> Path:
-        edit_json(folder / "tokenizer_config.json", do_lower_case=None)
-        return export(folder, models, name, task, fused=fused)
-
-    monkeypatch.setattr(search, "export_graph", blind)
-    field = {"tokenizer_config.json do_lower_case": "False"}
-    draw = {"family": "electra", "task": "classify", **field, "dtype": "float16", "epsilon": "1e-5"}
-    monkeypatch.setattr(grammar, "drawn", lambda _seed: draw)
-    (finding,), counts = search.search([7], fused=False)
-    assert counts == {"fault": 1}
-    assert finding.least == {"family": "bert", "task": "classify", **field}
-    assert str(finding).startswith("seed 7: bert, classify: tokenizer_config.json do_lower_case: False\n")
-
-
-def test_answers_are_compared_by_number_and_by_text() -> None:
-    """A number by its size, anything else exactly; what is not a number is no answer."""
-    assert answering.difference([["a", 200.0]], [["a", 200.001]]) == pytest.approx(5e-6, rel=1e-4)
-    for found in ([["b", 200.0]], [["a"]], [], None, [["a", float("nan")]]):
-        assert answering.difference(found, [["a", 200.0]]) == float("inf")
-
-
-def test_every_choice_of_the_grammar_is_drawn() -> None:
-    """A seed draws one folder, always the same; between them, 3,000 have everything that a folder may have."""
-    draws = [grammar.drawn(seed) for seed in range(3000)]
-    assert draws[7] == grammar.drawn(7)
-    drawn = {(name, choice) for draw in draws for name, choice in draw.items()}
-    assert {("family", name) for name in grammar.FAMILIES} | {("task", name) for name in grammar.HEADS} <= drawn
-    for name, axis in grammar.AXES.items():
-        assert not [choice for choice in axis.choices if (name, choice) not in drawn and choice != axis.usual], name
-    settings = {(draw["family"], draw["settings"]) for draw in draws if "settings" in draw}
-    every = {(name, choice) for name, family in grammar.FAMILIES.items() for choice in family.variants}
-    assert {choice for _, choice in every - settings} <= grammar.AXES["settings"].refused.keys()

@@ -1,7 +1,7 @@
-"""The HTTP port beside readers by others: h11 and, where there is Node, its own strict parser.
+"""The HTTP port beside a reader by others, h11.
 
 A sequence is some requests that are nearly right, in pieces, with an end behind them. Every reply must parse, each must
-be that of its request, and the port must take what the others take, but where a table below says why not.
+be that of its request, and the port must take what h11 takes, but where a table below says why not.
 """
 
 from __future__ import annotations
@@ -14,20 +14,16 @@ import pytest
 
 from tests.support.clients import RawConnection
 from tests.support.http_sequences import (
-    Node,
     Reading,
     Reply,
     Request,
     Sequence,
     exchanged,
-    node_server,
     read_by_h11,
     replies_in,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.support.server import Server
 
 _SIDE_BY_SIDE = 25
@@ -72,26 +68,6 @@ _LOOSER = {
 
 _SOONER = {"llhttp takes Proxy-Connection for Connection": rb"(?i)\r\nproxy-connection:[^\r]*close"}
 """Where the port ends a connection that h11 would keep: why, and what in the last request's bytes shows it."""
-
-_NODE_TAKES_MORE = {
-    "Node checks no Host": rb"(?i)host:",
-    "Node takes HTTP/0.9 and 2.0": rb"HTTP/(?:0\.9|2\.0)\r",
-    "Node takes two types of one body": rb"(?i)\ncontent-type:(?s:.*)\ncontent-type:",
-    "Node takes chunks of HTTP/1.0": rb"(?i)HTTP/1\.0\r(?s:.*)transfer-encoding",
-    "Node has no limit of the number of fields": rb"(?:[^\r]*\r\n){100}",
-}
-_NODE_TAKES_LESS = {
-    "Node answers 417 itself to what it cannot expect": rb"(?i)\r\nexpect:(?! *100-continue\r)",
-    "Node reads nothing behind an offer of another protocol": rb"(?i)\r\nupgrade:",
-    "Node ends connections of HTTP/1.0": rb"HTTP/1\.0\r\n",
-}
-"""Where the port takes other requests than Node: why, and what in them, or before them, shows it."""
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[Node | None]:
-    with node_server() as server:
-        yield server
 
 
 class Alone:
@@ -157,20 +133,6 @@ def _difference_behind(read: Reading, replies: list[Reply]) -> str:
     return "" if replies or read.closed or sooner or unfinished or not read.error else "silence: " + read.error[:60]
 
 
-def difference_from_node(taken: int, read: Reading, replies: list[Reply]) -> str:
-    """How many requests the port and Node have taken, where no table says why that differs."""
-    refused = bool(replies) and replies[-1].closes and replies[-1].status in _REFUSALS
-    if taken in {len(replies), len(replies) - refused}:
-        return ""
-    # The bytes of the first request of which they think differently, as h11 cuts them.
-    at = min(taken, len(replies) - refused)
-    sent = [request.sent for request in read.requests] + [read.rest]
-    so_far = b"".join(sent[: at + 1])
-    if taken < len(replies):
-        return "" if _told(_NODE_TAKES_LESS, so_far) else f"node takes {taken}, the port {len(replies)}"
-    return "" if _told(_NODE_TAKES_MORE, sent[min(at, len(read.requests))]) else f"node takes {taken} of {len(replies)}"
-
-
 def _parts() -> list[Any]:
     """Seeds: the few of every run, those of the slow tests, and 200,000 in parts."""
     slow = pytest.param(range(1000, 5000), marks=pytest.mark.slow)
@@ -179,20 +141,17 @@ def _parts() -> list[Any]:
 
 
 @pytest.mark.parametrize("seeds", _parts(), ids=lambda seeds: f"{seeds.start}-{seeds.stop}")
-def test_requests(target: Server, node: Node | None, seeds: range) -> None:
-    """The port answers what others read as requests, each with its own answer, and refuses what they refuse."""
+def test_requests(target: Server, seeds: range) -> None:
+    """The port answers what h11 reads as requests, each with its own answer, and refuses what h11 refuses."""
     alone, found, taken = Alone(target), Counter[int](), 0
     for first in range(seeds.start, seeds.stop, _SIDE_BY_SIDE):
         sequences = [Sequence(seed) for seed in range(first, first + _SIDE_BY_SIDE)]
-        counts = [None] * len(sequences) if node is None else node.taken(sequences)
-        for sequence, sent, count in zip(sequences, exchanged(target.http, sequences), counts, strict=True):
+        for sequence, sent in zip(sequences, exchanged(target.http, sequences), strict=True):
             read = read_by_h11(sequence.data)
             replies = replies_in(sent, [request.method for request in read.requests])
             found.update(reply.status for reply in replies)
             taken += len(read.requests)
             assert not (wrong := difference(read, replies, alone)), (sequence.seed, wrong, sequence.data, sent)
-            if count is not None:
-                assert not (wrong := difference_from_node(count, read, replies)), (sequence.seed, wrong, sequence.data)
     assert {200, 400, 404, 405, 422, 431} <= found.keys(), "the requests are too wrong, or not wrong enough"
     assert found.keys() <= {*range(200, 500), 501, 505}
     assert taken > len(seeds)

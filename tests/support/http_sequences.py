@@ -1,21 +1,15 @@
-"""Sequences of HTTP/1.1 requests that are nearly right, and what h11 and Node make of them."""
+"""Sequences of HTTP/1.1 requests that are nearly right, and what h11 makes of them."""
 
 from __future__ import annotations
 
 import contextlib
 import random
-import shutil
 import socket
-import subprocess
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import h11
 
 from tests.support.clients import RawConnection
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _LIMIT = 16_384
 
@@ -255,17 +249,12 @@ def reply_in(data: bytes, *, to_head: bool) -> tuple[h11.Response, bytes, bytes]
     return head, body, parser.trailing_data[0]
 
 
-def exchanged(address: str, sequences: list[Sequence], ports: list[int] | None = None) -> list[bytes]:
-    """What a server sends to clients side by side, each with a sequence in its pieces and an end behind it.
-
-    `ports` gets those of the clients.
-    """
+def exchanged(address: str, sequences: list[Sequence]) -> list[bytes]:
+    """What a server sends to clients side by side, each with a sequence in its pieces and an end behind it."""
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(RawConnection(address)) for _ in sequences]
         for client in clients:
             client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if ports is not None:
-            ports += [client.socket.getsockname()[1] for client in clients]
         for turn in range(max(len(sequence.pieces) for sequence in sequences)):
             for client, sequence in zip(clients, sequences, strict=True):
                 if turn < len(sequence.pieces):
@@ -274,49 +263,3 @@ def exchanged(address: str, sequences: list[Sequence], ports: list[int] | None =
             with contextlib.suppress(OSError):
                 client.end()
         return [client.read_to_end() for client in clients]
-
-
-_NODE = """
-const server = require("http").createServer({ insecureHTTPParser: false }, (request, reply) => {
-  request.resume();
-  request.on("end", () => { request.socket.taken++; reply.end(); });
-});
-server.on("connection", (socket) => {
-  const port = socket.remotePort;
-  socket.taken = 0;
-  socket.setTimeout(1000, () => socket.destroy()); // it may not read on to the client's end
-  socket.on("close", () => console.log(port, socket.taken));
-});
-server.on("connect", (request, socket) => { socket.taken++; setImmediate(() => socket.destroy()); });
-server.on("clientError", (error, socket) => setImmediate(() => socket.destroy()));
-server.listen(0, "127.0.0.1", () => console.log(server.address().port));
-"""
-
-
-class Node:
-    """A server of Node's, whose strict parser tells how many requests it has taken."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        self._said = process.stdout
-        self._address = f"127.0.0.1:{int(self._said.readline())}"
-
-    def taken(self, sequences: list[Sequence]) -> list[int]:
-        ports: list[int] = []
-        exchanged(self._address, sequences, ports)
-        counts = dict(tuple(map(int, self._said.readline().split())) for _ in sequences)
-        return [counts[port] for port in ports]
-
-
-@contextlib.contextmanager
-def node_server() -> Iterator[Node | None]:
-    """A server of Node's; None where there is no Node."""
-    program = shutil.which("node")
-    if program is None:
-        yield None
-        return
-    with subprocess.Popen([program, "-e", _NODE], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield Node(process)
-        finally:
-            process.kill()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
 Draw = dict[str, str]
 """For each axis the name of a choice; an axis that is left out has its usual one."""
@@ -596,25 +596,6 @@ def fields(draw: Draw, file: str) -> dict[str, Any]:
     """The fields of a file that have an axis of their own."""
     found = {name.partition(" ")[2]: value(draw, name) for name in AXES if name.startswith(f"{file} ")}
     return {name: content for name, content in found.items() if content is not ABSENT}
-
-
-def simpler(draw: Draw, at_once: int) -> Iterator[Draw]:
-    """The same folder with some of its unusual choices less, so many of them at once; at last as a BERT."""
-    names = [name for name in draw if name not in {"family", "task"}]
-    for start in range(0, len(names), at_once):
-        gone = names[start : start + at_once]
-        yield _whole({name: choice for name, choice in draw.items() if name not in gone})
-    if draw["family"] != "bert" and at_once == 1:
-        yield _whole({**draw, "family": "bert"})
-
-
-def _whole(draw: Draw) -> Draw:
-    """Without the choices of axes that the folder does not have."""
-    return {
-        name: choice
-        for name, choice in draw.items()
-        if AXES[name].when(draw) and (name != "settings" or choice in settings_of(draw))
-    }
 
 
 def refusable(draw: Draw) -> dict[str, str]:

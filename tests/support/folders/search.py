@@ -1,4 +1,4 @@
-"""Looks for folders that are answered otherwise than by their own libraries, and reduces what it finds."""
+"""Looks for folders that are answered otherwise than by their own libraries."""
 
 from __future__ import annotations
 
@@ -61,19 +61,6 @@ class Verdict:
 
     outcome: Outcome
     words: str = ""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A folder with a fault, and the least that has it."""
-
-    seed: int
-    draw: Draw
-    least: Draw
-    words: str
-
-    def __str__(self) -> str:
-        return f"seed {self.seed}: {grammar.shown(self.least)}\n    {self.words}"
 
 
 def inputs_of(draw: Draw, seed: int) -> list[Input]:
@@ -205,37 +192,14 @@ def _short(answer: Answer) -> str:
     return str(rounded(answer))
 
 
-def reduced(draw: Draw, seed: int, verdict: Verdict, *, fused: bool) -> tuple[Draw, Verdict]:
-    """The folder with as few unusual choices as still have a fault of the same kind."""
-    kind, at_once = _kind(verdict), max(1, len(draw) - 2)
-    while at_once:
-        for candidate in grammar.simpler(draw, at_once):
-            other = judged(candidate, seed, fused=fused)
-            if other.outcome == "fault" and _kind(other) == kind:
-                draw, verdict = candidate, other
-                break
-        else:
-            at_once //= 2
-    return draw, verdict
-
-
-def _kind(verdict: Verdict) -> str:
-    return "refused" if verdict.words.startswith(("refused", "the export ends")) else "differs"
-
-
-def finding(seed: int, draw: Draw, verdict: Verdict, *, fused: bool) -> Finding:
-    least, words = reduced(draw, seed, verdict, fused=fused)
-    return Finding(seed, draw, least, words.words)
-
-
-def search(seeds: Iterable[int], *, fused: bool) -> tuple[list[Finding], Counter[Outcome]]:
+def search(seeds: Iterable[int], *, fused: bool) -> tuple[list[str], Counter[Outcome]]:
     """Judges the folders of these seeds; the faults, and how many folders had each outcome."""
-    findings: list[Finding] = []
+    faults: list[str] = []
     counts: Counter[Outcome] = Counter()
     for seed in seeds:
         draw = grammar.drawn(seed)
         verdict = judged(draw, seed, fused=fused)
         counts[verdict.outcome] += 1
         if verdict.outcome == "fault":
-            findings.append(finding(seed, draw, verdict, fused=fused))
-    return findings, counts
+            faults.append(f"seed {seed}: {grammar.shown(draw)}\n    {verdict.words}")
+    return faults, counts
