@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from loadtest.errors import BenchError
 from loadtest.generator.child import answer
 from loadtest.generator.closed_loop import Lane, connect, measure
 from loadtest.generator.forms import FORMS
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     Texts = dict[str, list[str]]
 
 HOST = "127.0.0.1"
-GRPC, GRPC_BYTES = "grpc", "grpc bytes"
+GRPC = "grpc"
 _GRPC_CONNECTIONS = 4
 """Concurrent calls share this many connections, as in gRPC clients."""
 
@@ -60,16 +59,13 @@ class _Http:
 
 
 class _Grpc:
-    """gRPC requests: `ModelInfer` to one model, or arbitrary bytes to any method."""
+    """`ModelInfer` calls to one model."""
 
-    def __init__(self, form: str, port: int, endpoint: str, hidden_size: int, texts: Texts) -> None:
+    def __init__(self, _: str, port: int, model: str, hidden_size: int, texts: Texts) -> None:
         self._port = port
-        self._method = METHOD if form == GRPC else endpoint
-        self._is_embedding = form == GRPC
         self._size = hidden_size
         self._messages = {
-            int(tokens): [prefixed(request_bytes(endpoint, text) if form == GRPC else text.encode()) for text in group]
-            for tokens, group in texts.items()
+            int(tokens): [prefixed(request_bytes(model, text)) for text in group] for tokens, group in texts.items()
         }
 
     def vectors(self, tokens: int, count: int) -> list[list[float]]:
@@ -82,7 +78,7 @@ class _Grpc:
 
     def measure(self, connections: int, tokens: int, warm_up_s: float, seconds: float) -> dict[str, Any]:
         messages = self._messages[tokens]
-        check = ReplyCheck(self._size).check if self._is_embedding else self._check_size
+        check = ReplyCheck(self._size).check
         with contextlib.ExitStack() as stack:
             lanes = [self._lane(stack, check) for _ in range(min(connections, _GRPC_CONNECTIONS))]
             for lane in lanes:
@@ -90,12 +86,8 @@ class _Grpc:
             supply = itertools.cycle(messages)
             return dataclasses.asdict(measure(lanes, supply, connections, warm_up_s, seconds))
 
-    def _check_size(self, reply: Reply) -> None:
-        if reply.fault or len(reply.body) < self._size:
-            raise BenchError(f"wrong gRPC reply ({len(reply.body)} bytes): {reply.fault}")
-
     def _lane(self, stack: contextlib.ExitStack, check: Callable[[Reply], None]) -> Lane:
-        wire = GrpcWire(f"{HOST}:{self._port}", self._method)
+        wire = GrpcWire(f"{HOST}:{self._port}", METHOD)
         return Lane(stack.enter_context(connect(HOST, self._port)), wire, check)
 
 
@@ -110,13 +102,13 @@ class Clients:
 
         Args:
             way: Name for `vectors` and `measure`.
-            form: `grpc`, `grpc bytes` or one of `FORMS`.
+            form: `grpc` or one of `FORMS`.
             port: The server's port.
-            endpoint: HTTP path; for gRPC the model, or with `grpc bytes` the method.
-            hidden_size: Size of an embedding, or bytes in a reply.
+            endpoint: HTTP path; for gRPC the model.
+            hidden_size: Size of an embedding.
             texts: Texts by number of tokens.
         """
-        kind = _Grpc if form in {GRPC, GRPC_BYTES} else _Http
+        kind = _Grpc if form == GRPC else _Http
         self._clients[way] = kind(form, port, endpoint, hidden_size, texts)
 
     def vectors(self, way: str, tokens: int, count: int) -> Sequence[Sequence[float]]:

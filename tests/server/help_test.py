@@ -49,23 +49,6 @@ def faults(text: str | None) -> list[str]:
     return [fault for fault, is_so in found.items() if is_so]
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("", "no help"),
-        ("Of an account of the hub, for models that it does not give to all.", "starts with Of"),
-        ("Answers every row of files of texts.", "starts with Answers"),
-        ("the longest input.", "starts with a small letter"),
-        ("Maximum length", "is no sentence"),
-        ("File of labelled texts.", "spelled ['labelled']"),
-        ("Maximum " + "of many " * 12 + "words.", "26 words"),
-    ],
-)
-def test_the_rules_find_what_they_are_for(text: str, fault: str) -> None:
-    """A text that breaks one is named."""
-    assert fault in faults(text)
-
-
 @pytest.mark.parametrize("name", Settings.model_fields)
 def test_settings_are_explained(name: str) -> None:
     """Those for tests too."""

@@ -1,1 +1,0 @@
-"""Attacks over loopback, and what a polite client notices of them."""
