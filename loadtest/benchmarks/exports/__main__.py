@@ -7,10 +7,9 @@ import sys
 from loadtest.benchmarks.exports.compatibility import CompatibilityBenchmark
 from loadtest.benchmarks.exports.exports import ExportsBenchmark
 from loadtest.benchmarks.exports.gpu import GpuBenchmark
-from loadtest.benchmarks.exports.vectors import VectorsBenchmark
 from loadtest.benchmarks.runner import main
 
-BENCHMARKS = (ExportsBenchmark, CompatibilityBenchmark, GpuBenchmark, VectorsBenchmark)
+BENCHMARKS = (ExportsBenchmark, CompatibilityBenchmark, GpuBenchmark)
 
 if __name__ == "__main__":
     sys.exit(main(BENCHMARKS, prog="loadtest.benchmarks.exports"))
