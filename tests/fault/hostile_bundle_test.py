@@ -52,9 +52,6 @@ if TYPE_CHECKING:
     from tests.support.clients import HttpReply
 
     Spoil = Callable[[Path], object]
-    from collections.abc import Callable
-
-    Spoil = Callable[[Path], object]
 
 
 PORTS = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.hostile.measure import LEFT_MB, soak
 from tests.hostile.polite import Polite
-from tests.support.hostile import few_descriptors, victim_of
+from tests.hostile.victim import few_descriptors, victim_of
 from tests.support.models import NAME
 from tests.support.server import FAKE, Server
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +12,12 @@ from typing import TYPE_CHECKING
 from loadtest.benchmarks.processes import resident_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from tests.support.server import Server
 
 _SCHEDULED = 2
+_SOFT_DESCRIPTORS = 1024
 
 
 @dataclass(slots=True, frozen=True)
@@ -38,3 +43,19 @@ class Victim:
 
     def descriptors(self) -> int:
         return sum(1 for _ in Path(f"/proc/{self.pid}/fd").iterdir())
+
+
+def victim_of(server: Server) -> Victim:
+    ports = {wire: int(getattr(server, wire).rpartition(":")[2]) for wire in ("http", "grpc")}
+    return Victim(server.pid, ports, lambda: server.log.count("\n"))
+
+
+@contextlib.contextmanager
+def few_descriptors() -> Iterator[None]:
+    """Processes started in this block have the soft descriptor limit of a login."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(_SOFT_DESCRIPTORS, hard), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

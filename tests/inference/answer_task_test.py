@@ -115,20 +115,6 @@ def one(found: list[AnswerSpan]) -> AnswerSpan:
     return span
 
 
-def test_an_answer_is_made_of_whole_words() -> None:
-    """A span that begins or ends inside a word is widened to the word."""
-    found = answer.finish(CONTEXT, [window([0, 1, 1, 1, 2])], [row([0, 0, 9, 0, 0], [0, 0, 0, 9, 0])], AnswerOptions())
-    assert (one(found).answer, one(found).start, one(found).end) == ("01", 3, 5)
-
-
-def test_several_spans_of_the_same_words_are_one_answer() -> None:
-    """Answers differ from one another, and the scores of equals add up, also of other case and in other windows."""
-    rows = [row([0, 5, 4, 0, 0], [0, 4, 5, 0, 0])]
-    found = answer.finish(CONTEXT, [window([0, 1, 1, 2, 3])], rows, AnswerOptions(top_k=3))
-    assert found[0].answer == "01"
-    assert len({span.answer for span in found}) == 3
-
-
 def test_no_answer_competes_where_asked() -> None:
     """With `no_answer`, the first token stands for there being none, and is one answer among the others."""
     rows = [row([1, 0], [1, 0], null=(6.0, 6.0))]
@@ -149,20 +135,6 @@ def test_one_window_with_an_answer_is_enough() -> None:
     rows = [row([8, 0], [8, 0], null=(0.0, 0.0)), row([0, 0], [0, 0], null=(12.0, 12.0))]
     found = answer.finish(CONTEXT, [window([0, 1]), window([0, 1], first=2)], rows, AnswerOptions(no_answer=True))
     assert one(found).answer == "00"
-
-
-def test_tokens_inside_of_words(tokenizer: TextTokenizer) -> None:
-    """Where a request wants no whole words, an answer's characters are those of its tokens."""
-    (aligned,) = tokenizer.encode_windows([("the", "xyz")], length=LENGTH, overlap=0, truncate=True, whole_words=False)
-    found = answer.finish("xyz", [aligned], [row([0, 9, 0], [0, 9, 0])], AnswerOptions(whole_words=False))
-    assert (one(found).answer, one(found).start, one(found).end) == ("y", 1, 2)
-
-
-def test_nothing_to_choose_from() -> None:
-    """An empty context is answered with nothing, surely so where that is asked."""
-    for no_answer, score in ((False, 0.0), (True, 1.0)):
-        found = answer.finish("", [window([])], [row([], [])], AnswerOptions(no_answer=no_answer))
-        assert (one(found).answer, one(found).score, one(found).start, one(found).end) == ("", score, 0, 0)
 
 
 @pytest.mark.parametrize("words", [0, 1, 19, 20, 21, 30, 38, 39, 200])

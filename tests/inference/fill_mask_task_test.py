@@ -36,24 +36,6 @@ def filled(tokenizer: TextTokenizer, text: str, best: list[list[str]], top_k: in
     return fill_mask.finish(encoded, (ids, logits, totals), FillMaskOptions(top_k), tokenizer, IDS["[PAD]"])
 
 
-def test_a_mask(tokenizer: TextTokenizer) -> None:
-    """Each token comes with its probability over the vocabulary and the text that it makes."""
-    ((first, second),) = filled(tokenizer, "The [MASK] is on", [["server", "##x", "it"]])
-    assert (first.token, first.token_str, first.sequence) == (IDS["server"], "server", "the server is on")
-    assert (second.token_str, second.sequence) == ("##x", "thex is on")
-    assert [first.score, second.score] == pytest.approx([1 / 2, 1 / 4])
-
-
-def test_several_masks(tokenizer: TextTokenizer) -> None:
-    """Each mask is filled by itself while the others stay, and gets the row of its own."""
-    answer = filled(tokenizer, "[MASK] is [MASK]", [["it", "a"], ["on", "in"]], top_k=1)
-    assert [[token.sequence for token in row] for row in answer] == [
-        ["[CLS] it is [MASK] [SEP]"],
-        ["[CLS] [MASK] is on [SEP]"],
-    ]
-    assert [row[0].score for row in answer] == pytest.approx([1 / 2, 1 / 2], rel=1e-4)
-
-
 def test_padding_is_not_written(tokenizer: TextTokenizer) -> None:
     """Where it is the best token it is named, and the text is as without it, as in Transformers' pipeline."""
     (first,), _ = filled(tokenizer, "[MASK] is [MASK]", [["[PAD]", "a"], ["on", "in"]], top_k=1)

@@ -22,67 +22,15 @@ from serving.tasks.windows import Windows
 from tests.support.checkpoints import byte_tokenizer, stripped_tokenizer, vocabulary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from serving.records import Side
-
-LABELS = ("O", "B-place", "I-place", "B-thing", "I-thing", "bare")
-SURE = 8.0
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> TextTokenizer:
     """Known words are one token, others one for each character."""
     return TextTokenizer(Tokenizer.from_str(stripped_tokenizer()), 24, len(vocabulary()))
-
-
-def entities(tokenizer: TextTokenizer, text: str, tags: Sequence[str], options: TagOptions | None = None) -> list[Any]:
-    """The entities of a text whose tokens, special ones left out, have these tags."""
-    (aligned,) = tokenizer.encode_aligned([text], truncate=True)
-    assert len(aligned.ids) == len(tags) + 2
-    logits = np.zeros((len(aligned.ids) + 3, len(LABELS)), np.float32)  # and three tokens of padding
-    for place, name in enumerate(["B-thing", *tags, "B-thing"]):
-        logits[place, LABELS.index(name)] = SURE
-    logits[len(aligned.ids) :, 3] = SURE
-    return tag.finish(text, aligned, (logits,), options or TagOptions(), LABELS, tokenizer, vocabulary()["[UNK]"])
-
-
-CASES = {
-    "nothing": ("the server is", ["O", "O", "O"], []),
-    "one word": ("the server is", ["O", "B-thing", "O"], [("thing", "server")]),
-    "words that go on": (
-        "the server, text is",
-        ["B-thing", "I-thing", "I-thing", "I-thing", "O"],
-        [("thing", "the server, text")],
-    ),
-    "a new beginning": ("server text", ["B-thing", "B-thing"], [("thing", "server"), ("thing", "text")]),
-    "another entity": ("server text", ["B-thing", "I-place"], [("thing", "server"), ("place", "text")]),
-    "a continuation without a beginning": ("the server", ["O", "I-thing"], [("thing", "server")]),
-    "a gap": ("server is text", ["B-thing", "O", "I-thing"], [("thing", "server"), ("thing", "text")]),
-    "tags without prefix": ("the server is", ["bare", "bare", "O"], [("bare", "the server")]),
-    "the end": ("is the server", ["O", "B-place", "I-place"], [("place", "the server")]),
-    "sub-words follow the first": ("is xyz it", ["O", "B-place", "O", "B-thing", "O"], [("place", "xyz")]),
-    "sub-words alone are none": ("is xyz it", ["O", "O", "B-place", "B-thing", "O"], []),
-    "characters beyond ASCII": ("é → server", ["B-place", "O", "B-thing"], [("place", "é"), ("thing", "server")]),
-    "an empty text": ("", [], []),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_entities(tokenizer: TextTokenizer, case: str) -> None:
-    """Neighbouring words of one tag are one entity, in the text's own characters and at their places."""
-    text, tags, expected = CASES[case]
-    found = entities(tokenizer, text, tags)
-    assert [(entity.entity_group, entity.word) for entity in found] == expected
-    assert all(text[entity.start : entity.end] == entity.word for entity in found)
-
-
-def test_ignored_tags(tokenizer: TextTokenizer) -> None:
-    """A request says which tags are no entities: none of them, or others."""
-    tags = ["O", "B-thing"]
-    everything = entities(tokenizer, "the server", tags, TagOptions(ignore_labels=()))
-    assert [entity.entity_group for entity in everything] == ["O", "thing"]
-    assert entities(tokenizer, "the server", tags, TagOptions(ignore_labels=("O", "thing"))) == []
 
 
 def test_a_long_text_is_cut_and_says_so(tokenizer: TextTokenizer) -> None:
@@ -154,9 +102,12 @@ def beside(name: str) -> tuple[TextTokenizer, Any]:
     seed=st.integers(0, 1 << 16),
     sure=st.sampled_from([1.0, 8.0, 60.0]),
     strategy=st.sampled_from(["none", "simple", "first", "average", "max"]),
+    ignored=st.sampled_from([("O",), (), ("O", "place")]),
 )
 @settings(max_examples=300, deadline=None)
-def test_entities_are_those_of_transformers(name: str, text: str, seed: int, sure: float, strategy: Any) -> None:
+def test_entities_are_those_of_transformers(
+    name: str, text: str, seed: int, sure: float, strategy: Any, ignored: tuple[str, ...]
+) -> None:
     """Whatever tokens and scores a text has: the same words, groups, borders and scores, for each vocabulary."""
     tokenizer, pipe = beside(name)
     encoding = pipe.tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)
@@ -172,11 +123,11 @@ def test_entities_are_those_of_transformers(name: str, text: str, seed: int, sur
     kind = transformers.pipelines.token_classification.AggregationStrategy(strategy)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the tokenizer knows no words
-        expected = pipe.postprocess([output], aggregation_strategy=kind, ignore_labels=["O"])
+        expected = pipe.postprocess([output], aggregation_strategy=kind, ignore_labels=ignored)
     (aligned,) = tokenizer.encode_aligned([text], truncate=True)
     assert list(aligned.ids) == encoding["input_ids"]
     unknown = pipe.tokenizer.unk_token_id
-    found = tag.finish(text, aligned, (logits,), TagOptions(strategy), NER, tokenizer, unknown)
+    found = tag.finish(text, aligned, (logits,), TagOptions(strategy, ignored), NER, tokenizer, unknown)
     if strategy == "none":
         assert [(one.entity, one.index, one.word, one.start, one.end) for one in found] == [
             (one["entity"], one["index"], one["word"], one["start"], one["end"]) for one in expected

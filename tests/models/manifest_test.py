@@ -143,12 +143,6 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "other-task's-outputs": (lambda m: m.update(task="answer", pooling=None), "outputs"),
     "invariant-without-proof": (lambda m: m["artifacts"][0].update(batch_invariant=True, invariance=None), "proof"),
     "engine-of-an-onnx-file": (lambda m: m["artifacts"][0].update(engine=ENGINE), "TensorRT"),
-    "engine-tied-to-nothing": (
-        lambda m: m["artifacts"][0].update(kind="tensorrt", file="model.engine"),
-        "engine must be set for TensorRT engines",
-    ),
-    "engine-in-an-onnx-file": (lambda m: m["artifacts"][0].update(kind="tensorrt"), "does not match its kind"),
-    "onnx-for-one-gpu": (lambda m: m["artifacts"][0].update(target="sm75"), "one compute capability"),
     "same-role-twice": (
         lambda m: m["artifacts"].append({**m["artifacts"][0], "file": "b.onnx"}),
         "same precision and target",

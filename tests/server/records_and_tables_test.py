@@ -150,29 +150,6 @@ def test_replies_say_what_computed(engine: str, compute_type: str) -> None:
     assert b"\r\nx-compute-type: %b\r\n" % compute_type.encode() in outcome_head(outcome)
 
 
-PAIR, TRIPLE = [3.0, 4.0], [3.0, 4.0, 12.0]
-
-
-@pytest.mark.parametrize(
-    ("pooled", "options", "own", "expected"),
-    [
-        pytest.param(PAIR, EmbedOptions(), True, [0.6, 0.8], id="scaled and nothing else"),
-        pytest.param(TRIPLE, EmbedOptions(dimensions=2), True, [0.6, 0.8], id="cut before it is scaled"),
-        pytest.param(TRIPLE, EmbedOptions(normalize=False), True, TRIPLE, id="the model's own numbers"),
-        pytest.param(TRIPLE, EmbedOptions(normalize=False, dimensions=2), True, PAIR, id="the model's own, cut"),
-        pytest.param(PAIR, EmbedOptions(), False, PAIR, id="the model's folder decides where nobody asks"),
-        pytest.param(PAIR, EmbedOptions(normalize=True), False, [0.6, 0.8], id="the request decides"),
-        pytest.param([0.0, 0.0], EmbedOptions(), True, [0.0, 0.0], id="no direction, no division by zero"),
-    ],
-)
-def test_vectors(pooled: list[float], options: EmbedOptions, own: bool, expected: list[float]) -> None:  # noqa: FBT001
-    """What a request and the model's folder make of pooled rows, which come off the wire and are read-only."""
-    row = np.frombuffer(np.array(pooled, np.float32).tobytes(), np.float32)
-    found = embed.finish([(row,), (row,)], options, normalize=own)
-    np.testing.assert_allclose(found, [expected, expected], rtol=1e-6)
-    assert found.flags.c_contiguous
-
-
 @pytest.mark.parametrize(
     ("raw", "activation", "score"), [(None, "identity", 3.0), (None, "sigmoid", 0.953), (False, "identity", 0.953)]
 )
