@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
-from serving.host import available_cpus
+from serving.host import available_cpus, processor
 
 _PACKAGES = ("bertserve", "onnxruntime", "onnxruntime-gpu", "grpcio", "httptools", "tokenizers", "numpy")
 
@@ -15,7 +14,7 @@ _PACKAGES = ("bertserve", "onnxruntime", "onnxruntime-gpu", "grpcio", "httptools
 def facts() -> dict[str, str]:
     """The facts about the machine that are needed to judge its figures."""
     facts = {
-        "CPU": cpu_model(),
+        "CPU": processor(),
         "cores": f"{available_cpus()} usable of {os.cpu_count()}",
         "memory": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -27,13 +26,3 @@ def facts() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return facts
-
-
-def cpu_model() -> str:
-    """The processor's model name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or "unknown"
