@@ -25,7 +25,7 @@ from serving.grpc.h2 import (
     encode_fields,
     encode_status,
 )
-from tests.support.http2 import BREACHES, REQUEST, START, of_type, request, split
+from tests.support.http2 import REQUEST, START, of_type, request, split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -106,16 +106,6 @@ def test_what_the_server_says_first() -> None:
     assert first == settings((3, 7), (6, 1000)) + window_update(0, 2**30 - WINDOW) + frame(wire.SETTINGS, wire.ACK)
 
 
-def test_trailers_end_a_request() -> None:
-    """Headers behind the body are its end."""
-    server, encoder = Server(), Encoder()
-    server.say(request(encoder, 1, 0))
-    trailers = frame(HEADERS, END_HEADERS | END_STREAM, 1, encoder.encode([("x-late", "yes")]))
-    (event,) = server.say(trailers)
-    assert isinstance(event, DataReceived)
-    assert (event.data, event.ended) == (b"", True)
-
-
 @pytest.mark.parametrize(
     ("fields", "flags"), [([("x-late", "")], 0), ([(":path", "/")], END_STREAM)], ids=["no end", "pseudo-field"]
 )
@@ -154,16 +144,6 @@ def test_no_body_where_one_was_said() -> None:
 
 
 # Rules.
-
-
-@pytest.mark.parametrize(("data", "code"), BREACHES)
-def test_what_ends_the_connection(data: bytes, code: int) -> None:
-    """Each with wire.GOAWAY and the code that RFC 9113 gives it; nothing is read after it."""
-    server = Server()
-    server.said()
-    server.say(data)
-    assert server.goaway() == code
-    assert server.say(request(Encoder(), 9)) == []
 
 
 def test_a_connection_that_fails_takes_its_streams_along() -> None:
@@ -218,14 +198,6 @@ def test_priority_of_a_wrong_size_spoils_no_other_call(number: int, kinds: list[
     assert isinstance(event, DataReceived)
     server.h2.send(stream, OK, event.data, END)
     assert [said.type for said in server.said()] == [*kinds, HEADERS, DATA, HEADERS]
-
-
-def test_a_first_frame_that_is_not_settings() -> None:
-    """The preface is followed by wire.SETTINGS or by the end."""
-    server = Server(start=wire.PREFACE)
-    server.said()
-    server.say(frame(wire.PING, 0, 0, b"12345678"))
-    assert server.goaway() == ErrorCode.PROTOCOL_ERROR
 
 
 @given(st.binary(max_size=200))
@@ -538,16 +510,6 @@ def unary(encoder: Encoder, number: int, *fields: tuple[str, str]) -> bytes:
     return request(encoder, number, 0, *fields) + frame(DATA, END_STREAM, number, b"x" * 60)
 
 
-def test_rapid_reset() -> None:
-    """Requests that are given up as soon as they are made end the connection."""
-    server, encoder = Server(), Encoder()
-    for number in range(1, 20_001, 2):
-        if not number % 1001:
-            server.h2.renew(0.1)  # 5,000 a second
-        server.say(unary(encoder, number) + reset(number))
-    assert server.goaway() == ErrorCode.ENHANCE_YOUR_CALM
-
-
 def test_cancels_at_a_sane_rate() -> None:
     """400 a second for a minute, and 250 at a time, leave the neighbours on the connection alone."""
     server, encoder = Server(), Encoder()
@@ -608,25 +570,6 @@ def test_a_busy_peer_never_runs_out_of_credit(size: int) -> None:
         server.say(*[window_update(number, 1024) + window_update(0, 1024)] * (size // 1024), window_update(0, 1024))
         assert stream.closed
     assert not server.h2.finished
-
-
-@pytest.mark.parametrize("size", [0, 1, 16_000], ids=["empty", "single bytes", "full"])
-def test_continuation_flood(size: int) -> None:
-    """A header block that goes on and on is cut off, not collected."""
-    server = Server()
-    server.said()
-    server.say(frame(HEADERS, 0, 1), frame(wire.CONTINUATION, 0, 1, b"\0" * size) * 1000)
-    assert server.goaway() == ErrorCode.ENHANCE_YOUR_CALM
-
-
-def test_streams_at_a_time() -> None:
-    """A further one is refused, so that it can be tried elsewhere; a place is free once one has ended."""
-    server, encoder = Server(Limits(streams=2)), Encoder()
-    first = server.open(request(encoder, 1))
-    server.say(request(encoder, 3), request(encoder, 5))
-    assert server.reset() == ErrorCode.REFUSED_STREAM
-    server.h2.send(first, None, b"", OK)
-    assert server.open(request(encoder, 7)).number == 7
 
 
 # Work in one turn.
