@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.bulk.answers import AnswerColumn, plain
+from serving.bulk.answers import AnswerColumn
 from serving.errors import InvalidRequest
 from serving.http.apis.vectors import sparse_json
 from serving.records import EncodedText, TensorSpec
@@ -120,7 +120,7 @@ def test_formats() -> None:
 
 @pytest.mark.parametrize("tokens", [False, True])
 def test_columns_of_bulk_work(*, tokens: bool) -> None:
-    """Arrow holds a record of lists; a line of JSON has the same."""
+    """Arrow holds a record of lists."""
     options = EmbedSparseOptions(tokens=tokens)
     row = (np.array([7, 3], np.int32), np.array([1.5, 0.5], np.float32))
     (answer,) = embed_sparse.finish(work(options, row=row))
@@ -128,4 +128,3 @@ def test_columns_of_bulk_work(*, tokens: bool) -> None:
     column = AnswerColumn(TASK, options, FACTS)
     assert (column.name, column.nested, column.width) == ("sparse", False, None)
     assert column.array([answer, None]).to_pylist() == [wanted, None]
-    assert orjson.loads(orjson.dumps(plain(answer), option=orjson.OPT_SERIALIZE_NUMPY)) == wanted
