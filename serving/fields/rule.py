@@ -138,12 +138,11 @@ class Level:
         Raises:
             InvalidRequest: The value has an unsupported effect, or the name resembles an absent field.
         """
-        if value is None:
-            pass
-        elif (harmless := _UNSUPPORTED.get(name)) is not None:
-            if not any(type(value) is type(one) and value == one for one in harmless):
+        harmless = _UNSUPPORTED.get(name)
+        if harmless is not None:
+            if not any(type(value) is type(one) and value == one for one in (None, *harmless)):
                 raise InvalidRequest(_unsupported(name, harmless, where), param=name)
-        elif ignored.count < _COMPARED and (meant := self._meant(name, present)):
+        elif value is not None and ignored.count < _COMPARED and (meant := self._meant(name, present)):
             raise InvalidRequest(f'unknown field {quoted(name)}{where}; did you mean "{meant}"?', param=name)
         ignored.add(name)
 

@@ -73,7 +73,7 @@ def _add(name: str, path: str, docs: Docs | None, summary: str) -> None:
     @router.get(path, docs, summary=summary, public=True)
     async def serve(_: AppContext, http: HttpRequest) -> HttpReply:
         # The tag matches also in a list of tags, or if a proxy has made it weak.
-        return unchanged if entity in (http.headers.get(b"if-none-match", b"")) else reply
+        return unchanged if entity in http.headers.get(b"if-none-match", b"") else reply
 
 
 _add(
