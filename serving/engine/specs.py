@@ -41,7 +41,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
         max_length: Maximum input length in tokens.
         special_ids: Special token ids by role.
         unattended: Whether texts may hold tokens that attention must ignore.
-        copied: Whether each lane may hold a copy, because the model is small.
+        narrow: Whether narrow lanes run the model too, on a second copy of its weights.
+        small: Whether OpenVINO may hold the model in several graphs, and cache its kernels on the node.
         build: Platform of a TensorRT engine; None for a graph.
     """
 
@@ -55,15 +56,11 @@ class ModelSpec(msgspec.Struct, frozen=True):
     inputs: tuple[str, ...]
     outputs: tuple[TensorSpec, ...]
     unattended: bool = False
-    copied: bool = False
+    narrow: bool = True
+    small: bool = False
     build: EngineBuild | None = None
     data_sha256: str = ""
     second: ModelSpec | None = None
-
-    @property
-    def narrow(self) -> bool:
-        """Whether narrow lanes run the model too. A model that is not batched needs them to fill the device."""
-        return self.copied or not self.batch_invariant
 
 
 class KernelFiles(msgspec.Struct, frozen=True):

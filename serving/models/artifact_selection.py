@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bertserve")
 
-_COPIED_BYTES = 128 << 20
-"""A larger artifact is held only once, by the wide lane, if its batches allow that."""
+_SMALL_BYTES = 128 << 20
+"""See `ModelSpec.small`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class ServableArtifact:
             inputs=tuple(tensor.name for tensor in manifest.inputs),
             outputs=manifest.outputs,
             unattended=manifest.unattended,
-            copied=all(each.total_bytes <= _COPIED_BYTES for each in self.artifacts),
+            small=all(each.total_bytes <= _SMALL_BYTES for each in self.artifacts),
             build=artifact.engine,
             data_sha256="" if artifact.data is None else artifact.data.sha256,
         )

@@ -292,11 +292,11 @@ class EngineSlot:
         policy, lanes = self._dispatcher.policy, len(engine.lanes)
         invariant, narrow, costs = list(policy.batch_invariant), list(policy.narrow), list(self._dispatcher.costs)
         for model, points in zip(models, engine.costs, strict=True):
-            spec = model.spec()
+            batched = model.artifact.batch_invariant
             own = ModelCosts(
                 points,
                 narrow_lanes=lanes - 1,
-                batched=spec.batch_invariant,
+                batched=batched,
                 max_batch_tokens=policy.max_batch_tokens,
                 group_tokens=policy.group_tokens,
                 padded_to=engine.ready.padded_to,
@@ -304,8 +304,8 @@ class EngineSlot:
             if taught is not None:
                 own.inherit(taught[model.index])
             place = slice(model.index, model.index + 1)  # a new model's is the end of the lists
-            invariant[place] = [spec.batch_invariant]
-            narrow[place] = [lanes > 1 and (spec.narrow or engine.apart)]
+            invariant[place] = [batched]
+            narrow[place] = [own.narrow is not None]
             costs[place] = [own]
         policy = replace(policy, batch_invariant=invariant, narrow=narrow, apart=engine.apart)
         self._dispatcher.engine_up(engine, costs, [model.index for model in models], policy)

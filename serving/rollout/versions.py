@@ -188,8 +188,8 @@ class Versions:
             )
         models = list(slot.models)
         position = models.index(before)
-        specs = [model.spec() for model in models]
-        specs[position] = servable.spec()
+        specs = list(slot.load.models)
+        specs[position] = msgspec.structs.replace(servable.spec(), narrow=specs[position].narrow)
         # The costs are those of the models that serve: the new version takes over those of the old one.
         load = msgspec.structs.replace(slot.load, models=specs, bundles=[(str(path), bundle.sha256)])
         async with slot.beside(load) as engine:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 FIRST = ModelIndex(0)
 SPEC = model_spec(special_ids={"pad": 7})
 ALONE = model_spec(batch_invariant=False)
+WIDE = model_spec(narrow=False)
 FILLS_MASKS = model_spec(task="fill_mask", special_ids={"pad": 0, "mask": 9})
 
 
@@ -34,9 +35,8 @@ def text(*ids: int, types: tuple[int, ...] | None = None) -> EncodedText:
 @pytest.mark.parametrize(
     ("models", "threads", "narrow"),
     [
-        pytest.param([SPEC, SPEC], 8, 0, id="large-and-batch-invariant"),
-        pytest.param([SPEC, ALONE], 3, 3, id="one-is-run-text-by-text"),
-        pytest.param([SPEC, model_spec(copied=True)], 3, 3, id="one-is-small"),
+        pytest.param([WIDE, WIDE], 8, 0, id="no-second-copy-of-any"),
+        pytest.param([WIDE, SPEC], 3, 3, id="a-second-copy-of-one"),
         pytest.param([ALONE], 1, 0, id="on-one-core-a-narrow-lane-would-be-the-wide-one"),
         pytest.param([ALONE], 256, MAX_LANES - 1, id="no-more-than-sockets"),
     ],

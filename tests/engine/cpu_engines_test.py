@@ -42,7 +42,7 @@ def test_a_small_honest_model_is_taken(engine: Callable[..., Any], tmp_path: Pat
 
 def test_a_model_held_once_is_not_on_narrow_lanes(engine: Callable[..., Any], tmp_path: Path) -> None:
     """The scheduler never sends it there; if it did, that batch alone would fail."""
-    models = [model_at(tmp_path, tiny_model()), model_at(tmp_path, tiny_model(), batch_invariant=False)]
+    models = [model_at(tmp_path, tiny_model(), narrow=False), model_at(tmp_path, tiny_model())]
     runner = engine(models, 2).runner(1)
     with pytest.raises(EngineFault, match="does not hold it"):
         runner.run(Batch(FIRST, [TEXT]))

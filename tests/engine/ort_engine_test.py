@@ -31,11 +31,10 @@ FP32, INT8 = ModelIndex(0), ModelIndex(1)
 
 @pytest.fixture(scope="module")
 def backend(models: Path) -> OrtCpuBackend:
-    """Both artifacts of the demo model on two cores; the larger one as if it were too large for several copies."""
+    """Both artifacts of the demo model on two cores; the larger one as if a second copy of it did not fit."""
     fp32, int8 = (Repository.open(models, precision).models[0].spec() for precision in ("fp32", "int8"))
     assert fp32.batch_invariant
-    assert int8.copied
-    return OrtCpuBackend([msgspec.structs.replace(fp32, copied=False), int8], threads=2)
+    return OrtCpuBackend([msgspec.structs.replace(fp32, narrow=False), int8], threads=2)
 
 
 def test_a_small_model_gets_a_narrow_lane_for_each_core(backend: OrtCpuBackend) -> None:

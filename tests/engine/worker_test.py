@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from serving.engine.specs import ModelSpec
 
 
-def spec(name: str, *, batch_invariant: bool, max_length: int = 100) -> ModelSpec:
-    special_ids = {"cls": 1, "sep": 2}
-    return model_spec(name, batch_invariant=batch_invariant, max_length=max_length, special_ids=special_ids)
+def spec(name: str, *, batch_invariant: bool, max_length: int = 100, **changes: Any) -> ModelSpec:
+    fields = {"special_ids": {"cls": 1, "sep": 2}, **changes}
+    return model_spec(name, batch_invariant=batch_invariant, max_length=max_length, **fields)
 
 
 def ready(*models: ModelSpec, threads: int = 1, ms: float = 0.0, **order: Any) -> Ready:
@@ -51,7 +51,7 @@ def shapes(points: Sequence[CostPoint]) -> set[tuple[int, int]]:
 
 def test_every_model_is_measured_over_the_lengths_that_it_will_see() -> None:
     """The shortest texts, every bucket below the longest, and the longest itself; on each kind of lane that runs it."""
-    models = [spec("one", batch_invariant=True), spec("two", batch_invariant=False, max_length=512)]
+    models = [spec("one", batch_invariant=True, narrow=False), spec("two", batch_invariant=False, max_length=512)]
     found = ready(*models, threads=2)
     one, two = found.costs
     assert singles(one) == [8, 16, 32, 64, 100]

@@ -275,7 +275,7 @@ def _alone(model: ModelSpec, graph: ov.Model, threads: int) -> dict[int, ov.Comp
 
     A model with fixed activation ranges gets none. Dynamic-shape graphs in their place took as long, and 100 MB each.
     """
-    if not model.copied or _has_ranges(graph):
+    if not model.small or _has_ranges(graph):
         return {}
     return {
         length: ov.Core().compile_model(_fixed(graph, length), "CPU", _options(threads))
