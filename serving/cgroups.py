@@ -31,10 +31,11 @@ class _Memory:
     limit: str
     used: str
     file_pages: str
+    events: str
 
 
-_V1 = _Memory("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_V2 = _Memory("memory.max", "memory.current", "inactive_file")
+_V1 = _Memory("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "memory.oom_control")
+_V2 = _Memory("memory.max", "memory.current", "inactive_file", "memory.events")
 
 
 def cpu_quota(proc: Path = PROC) -> float | None:
@@ -67,6 +68,12 @@ def memory_left(proc: Path = PROC) -> int | None:
         taken = int(used) if used.isdecimal() else 0
         left.append(max(0, limit - taken + (int(pages[1]) if pages else 0)))
     return min(left, default=None)
+
+
+def oom_kills(proc: Path = PROC) -> int:
+    """How many processes the kernel has killed because a limit was reached; a group's count includes those within."""
+    events = [_read(folder / names.events) for folder, names, _ in _limits(proc)]
+    return sum(int(count) for text in events for count in re.findall(r"^oom_kill (\d+)$", text, re.MULTILINE))
 
 
 def _limits(proc: Path) -> Iterator[tuple[Path, _Memory, int]]:

@@ -44,7 +44,7 @@ ARROWS = {
     # What decides knows plain data alone.
     "scheduling": "errors records",
     # What runs a batch knows neither bundle nor wire nor task nor metric: it loads what it is given, by a digest.
-    "engine": "errors unawaited records children host logs scheduling.cost",
+    "engine": "errors unawaited records cgroups children host logs scheduling.cost",
     # What there is of an engine to know before it runs, it says of itself.
     "settings": "errors options security engine.kinds tasks",
     "models": "errors records host engine.kinds engine.specs scheduling.cost tasks",
@@ -53,7 +53,7 @@ ARROWS = {
     "telemetry": "errors records lifecycle logs scheduling models engine inference",
     "oip": "errors records settings lifecycle fields models engine.specs inference tasks",
     # Which engine runs, and how another one takes over.
-    "rollout": "errors unawaited records children host settings lifecycle logs scheduling models engine inference",
+    "rollout": "errors unawaited records cgroups children host settings lifecycle logs scheduling models engine inference",
     # A job on Ray runs an engine of its own, chosen as the server chooses one, without wires and queues.
     "bulk": "errors records options host progress settings fields tasks models engine inference rollout.engine_choice",
     "net": "errors unawaited host settings security inference.requests",

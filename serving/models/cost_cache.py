@@ -63,12 +63,21 @@ class CostCache:
         self._max_batch_tokens = max_batch_tokens
         self._measured: set[str] = set()
 
-    def read(self, choice: EngineChoice, models: Sequence[ServableArtifact]) -> list[list[CostPoint]]:
-        """The cached costs of each model on this engine; empty if they have to be measured."""
+    def read(
+        self, choice: EngineChoice, models: Sequence[ServableArtifact], narrow: Sequence[bool]
+    ) -> list[list[CostPoint]]:
+        """The cached costs of each model on this engine; empty if they have to be measured.
+
+        `narrow` says whether narrow lanes run the model too: costs that were measured otherwise are not used.
+        """
         self._measured.clear()
         if self._root is None or not ENGINES[choice.engine].keeps_costs:
             return [[] for _ in models]
         tables = [self._read(self._root, choice, model) for model in models]
+        tables = [
+            points if choice.gpus or any(point.kind == "narrow" for point in points) == own else []
+            for points, own in zip(tables, narrow, strict=True)
+        ]
         self._measured = {model.artifact.sha256 for model, points in zip(models, tables, strict=True) if not points}
         return tables
 

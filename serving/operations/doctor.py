@@ -27,6 +27,7 @@ from serving.host import available_cpus, command, installing
 from serving.http.apis.openai_ids import OpenAiIds
 from serving.inference.served_models import Repository
 from serving.net.ports import PURPOSES, open_port
+from serving.rollout.engine_load import within_limit
 from serving.rollout.model_export import home_of
 from serving.settings import Settings, flag_of
 
@@ -76,11 +77,6 @@ _FEW_DESCRIPTORS = 4096
 _EVERY_ADDRESS = {"::", "0.0.0.0"}  # noqa: S104  nothing is opened
 _NEIGHBOUR_S, _MAX_BYTES = 1.0, 4096
 _MIB = 1 << 20
-_PROCESSES_MIB = 300
-"""Approximate memory of the two processes without a model."""
-
-_WORKING_FACTOR = 1.5
-"""Memory of an artifact and its batches, as a multiple of its size on disk."""
 
 
 class Finding(NamedTuple):
@@ -315,18 +311,10 @@ def _models(topic: str, models: Sequence[ServedModel], settings: Settings) -> It
         value = f"{model.name} version {model.version}: {model.manifest.task}, {artifact.precision}, {size}, {proven}"
         advice = f"prove it on this node with `{command(f'verify {model.bundle.path} --cache-dir DIR')}`"
         yield _finding(topic, "model", value, "" if model.proven else advice)
-    limit = memory_limit()
-    wanted = _PROCESSES_MIB + sum(_wanted_mib(model, settings.threads or available_cpus()) for model in models)
-    if limit is not None and limit // _MIB < wanted:
-        advice = f"give the container about {wanted:,.0f} MiB"
-        yield Finding(topic, "memory", f"{limit // _MIB:,} MiB may be too little for these models", "note", advice)
-
-
-def _wanted_mib(model: ServedModel, threads: int) -> float:
-    """Approximate memory of a model: narrow lanes are counted once for each core or once for all."""
-    spec = model.spec()
-    copies = 1 + threads if spec.narrow and threads > 1 else 1
-    return _WORKING_FACTOR * copies * sum(artifact.total_bytes for artifact in model.artifacts) / _MIB
+    _, _, problem = within_limit([model.spec() for model in models], settings.threads or available_cpus())
+    if problem:
+        value, _, advice = problem.partition("; ")
+        yield Finding(topic, "memory", value, "note", advice)
 
 
 def _cache(topic: str, settings: Settings) -> Iterator[Finding]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.engine.base import EngineLoad
+import msgspec
+
+from serving.cgroups import memory_limit
+from serving.engine.base import MAX_LANES, EngineLoad
 from serving.engine.specs import DATA_SUFFIX
 from serving.errors import EngineFailed
 from serving.host import available_cpus
@@ -22,9 +26,20 @@ if TYPE_CHECKING:
     from serving.scheduling.cost import CostPoint
     from serving.settings import Settings
 
+log = logging.getLogger("bertserve")
+
 _NICE = 10
 """Nice value added to the CPU threads that run batches: it keeps the front end responsive under overload. With 0 in
 overload, a third of the requests stayed unanswered; with 10 none."""
+
+_PROCESSES_BYTES = 200 << 20
+"""Approximate memory of all processes without a model."""
+
+_LANE_BYTES = 8 << 20
+"""Approximate memory of a batch that a narrow lane computes."""
+
+_OPENVINO_BYTES = 350 << 20
+"""Approximate memory of OpenVINO and of the kernels that it compiles for each shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +67,24 @@ class LoadBuilder:
     def prepare(self, choice: Choice) -> PreparedLoad:
         settings, models = self._settings, choice.repository.models
         threads, kernels = settings.threads or available_cpus(), KernelCache(settings.cache_dir)
+        specs, needed_bytes = [model.spec() for model in models], 0
+        if not choice.gpus:
+            specs, needed_bytes, problem = within_limit(specs, threads)
+            if problem:
+                log.warning("%s", problem)
         costs = CostCache(settings.cache_dir, threads=threads, max_batch_tokens=settings.max_batch_tokens)
         load = EngineLoad(
             engine=choice.engine,
-            models=[model.spec() for model in models],
+            models=specs,
             threads=threads,
             nice=0 if choice.gpus else _NICE,
-            costs=costs.read(choice.summary(), models),
+            costs=costs.read(choice.summary(), models, [spec.narrow and threads > 1 for spec in specs]),
             options=settings.of_engine(choice.engine),
             max_batch_tokens=settings.max_batch_tokens,
             log_format=settings.log_format,
             gpus=[gpu.ordinal for gpu in choice.gpus],
             kernels=kernels.files(choice.engine, models),
+            needed_mib=needed_bytes >> 20,
         )
         return PreparedLoad(choice, load, costs, kernels)
 
@@ -78,8 +99,37 @@ class LoadBuilder:
                 raise EngineFailed(f"{problem} beside the serving engine; {remedy}", passing=True)
 
 
+def within_limit(models: Sequence[ModelSpec], threads: int) -> tuple[list[ModelSpec], int, str]:
+    """Decides which models narrow lanes run too: the smallest first, as the container's memory limit allows.
+
+    Returns:
+        The models; the memory in bytes that all of them need at least; what to tell the operator, if anything.
+    """
+    sizes = {model.name: _size_bytes(model) for model in models}
+    lanes = min(threads, MAX_LANES) if threads > 1 else 0
+    needed = _PROCESSES_BYTES + sum(sizes.values())
+    if any(model.second is not None for model in models):
+        needed += _OPENVINO_BYTES
+    wanted = needed + lanes * _LANE_BYTES + (sum(sizes.values()) if lanes else 0)
+    limit = memory_limit()
+    if limit is None or limit >= wanted:
+        return list(models), needed, ""
+    shown = f"the container's memory limit of {limit >> 20:,} MiB"
+    left, once = limit - needed - lanes * _LANE_BYTES, []
+    for name in sorted(sizes, key=sizes.__getitem__):
+        left -= sizes[name]
+        if left < 0:
+            once.append(name)
+    fitting = [msgspec.structs.replace(model, narrow=model.name not in once) for model in models]
+    advice = f"give it {wanted >> 20:,} MiB for the full throughput"
+    if limit < needed:
+        return fitting, needed, f"{shown} is too low: these models need about {needed >> 20:,} MiB; {advice}"
+    return fitting, needed, f"{shown} leaves no room for a second copy of {', '.join(once)} on narrow lanes; {advice}"
+
+
 def _size_bytes(model: ModelSpec) -> int:
-    """Bytes that an engine loads for a model, with its external weights."""
+    """Bytes that an engine loads for a model, with its external weights and its second form."""
     graph = Path(model.path)
     beside = graph.with_name(f"{graph.name}{DATA_SUFFIX}")
-    return graph.stat().st_size + (beside.stat().st_size if beside.is_file() else 0)
+    second = _size_bytes(model.second) if model.second else 0
+    return graph.stat().st_size + (beside.stat().st_size if beside.is_file() else 0) + second

@@ -35,8 +35,8 @@ class Node:
         self.choice = EngineChoice(engine)
         self.cache = CostCache(root, **{"threads": 2, "max_batch_tokens": 1024, **changes})
 
-    def read(self, model: ServedModel) -> list[CostPoint]:
-        return self.cache.read(self.choice, [model])[0]
+    def read(self, model: ServedModel, *, narrow: bool = True) -> list[CostPoint]:
+        return self.cache.read(self.choice, [model], [narrow])[0]
 
     def write(self, model: ServedModel, points: list[CostPoint]) -> None:
         self.cache.write_table(self.choice, model, points)
@@ -70,7 +70,15 @@ def test_engines_keep_their_costs_beside_one_another(model: ServedModel, tmp_pat
     Node(tmp_path).write(model, POINTS)
     Node(tmp_path, engine="openvino").write(model, POINTS[:1])
     assert Node(tmp_path).read(model) == POINTS
-    assert Node(tmp_path, engine="openvino").read(model) == POINTS[:1]
+    assert Node(tmp_path, engine="openvino").read(model, narrow=False) == POINTS[:1]
+
+
+def test_costs_of_other_lanes_are_measured_anew(model: ServedModel, tmp_path: Path) -> None:
+    """A container's memory limit decides which models narrow lanes hold, and may change between two starts."""
+    Node(tmp_path).write(model, POINTS)
+    assert Node(tmp_path).read(model, narrow=False) == []
+    Node(tmp_path).write(model, POINTS[:1])
+    assert Node(tmp_path).read(model) == []
 
 
 @pytest.mark.parametrize(

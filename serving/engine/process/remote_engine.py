@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import subprocess
 from collections import deque
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 
+from serving.cgroups import memory_limit, oom_kills
 from serving.children import module_command
 from serving.engine.base import Engine, EngineLoad, LaneKind, lanes_for
 from serving.engine.kinds import ENGINES
@@ -101,8 +103,10 @@ class RemoteEngine:
     lost: Sequence[str] = ()
     ready: Ready
 
-    def __init__(self, process: subprocess.Popen[bytes], hang_s: float) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], hang_s: float, needed_mib: int = 0) -> None:
         self._process = process
+        self._needed_mib = needed_mib
+        self._oom_kills = oom_kills()
         self._hang_s = hang_s
         self._gone = asyncio.Event()
         self.on_end: Callable[[], None] = lambda: None
@@ -151,7 +155,7 @@ class RemoteEngine:
                 # While the process has one thread, whose nice value all later threads inherit.
                 os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + load.nice)
             used.pop_all()
-        engine = cls(process, hang_s)
+        engine = cls(process, hang_s, load.needed_mib)
         engine._names = [model.name for model in load.models]
         try:
             await engine._connect(ends, load, started)
@@ -161,6 +165,8 @@ class RemoteEngine:
             await engine.close()
             for end in ends[len(engine._transports) :]:
                 end.close()
+            if isinstance(error, EngineLost) and (cause := engine._cause()):
+                raise EngineLost(f"{error.message}: {cause}") from error
             raise
         return engine
 
@@ -247,7 +253,17 @@ class RemoteEngine:
     async def wait(self) -> int:
         await self._gone.wait()
         await self.close()
+        if cause := self._cause():
+            log.error("the engine process %d: %s", self.pid, cause)
         return self._process.poll() or 0
+
+    def _cause(self) -> str:
+        """Describes why the process ended if its memory limit was the cause, else an empty string."""
+        limit = memory_limit()
+        if limit is None or self._process.poll() != -signal.SIGKILL or oom_kills() <= self._oom_kills:
+            return ""
+        need = f"; these models need about {self._needed_mib:,} MiB" if self._needed_mib else ""
+        return f"the kernel killed it because the container reached its memory limit of {limit >> 20:,} MiB{need}"
 
     async def close(self) -> None:
         """Closes the sockets, which ends the process, without a call of `on_end`."""
