@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,7 +17,7 @@ from serving.engine.cpu import ort
 from serving.engine.cpu.ort import OrtCpuBackend
 from serving.errors import EngineFault
 from serving.inference.served_models import Repository
-from serving.records import ModelIndex
+from serving.records import EncodedText, ModelIndex
 from tests.support.expected import alone, cosines
 from tests.support.misfits import model_at
 from tests.support.poison import tiny_model
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from serving.records import EncodedText
+    from onnxruntime import InferenceSession
+
+    from serving.engine.specs import ModelSpec
 
 FP32, INT8 = ModelIndex(0), ModelIndex(1)
 
@@ -99,6 +103,35 @@ def test_products_are_asked_to_be_exact_where_they_are_not(
 def test_every_lane_gives_the_same_answer(backend: OrtCpuBackend, encoded: Sequence[EncodedText], lane: int) -> None:
     """Which lane a text falls on is chance and must not be seen."""
     np.testing.assert_allclose(alone(backend, INT8, encoded, lane), alone(backend, INT8, encoded), atol=1e-4)
+
+
+def test_narrow_lanes_share_one_session(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the weights are in memory twice, on any number of cores."""
+    made: list[int] = []
+    session = ort._session
+
+    def counted(model: ModelSpec, data: bytes, threads: int) -> InferenceSession:
+        made.append(threads)
+        return session(model, data, threads)
+
+    monkeypatch.setattr(ort, "_session", counted)
+    lanes = OrtCpuBackend([Repository.open(models, "int8").models[0].spec()], threads=8).lanes()
+    assert (len(lanes), made) == (9, [8, 1])
+
+
+@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_texts_that_run_at_once_do_not_change_each_other(models: Path, precision: str, count: int) -> None:
+    """Eight lanes on one session: every row is, bit for bit, what its text gives while nothing else runs."""
+    spec = Repository.open(models, precision).models[0].spec()
+    backend, rng = OrtCpuBackend([spec], threads=8), np.random.default_rng(0)
+    ids = [rng.integers(1000, spec.vocab_size, rng.integers(3, 20)) for _ in range(count)]
+    texts = [EncodedText(array("i", row.tolist())) for row in ids]
+    expected = alone(backend, FP32, texts, lane=1)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda lane: alone(backend, FP32, texts[lane - 1 :: 8], lane), range(1, 9)))
+    for lane, rows in enumerate(found):
+        np.testing.assert_array_equal(rows, expected[lane::8])
 
 
 def test_a_batch_that_the_graph_cannot_compute_fails_alone(tmp_path: Path, encoded: Sequence[EncodedText]) -> None:

@@ -236,6 +236,22 @@ async def test_an_engine_that_is_killed_answers_for_its_batch() -> None:
 
 
 @asynchronous
+@pytest.mark.parametrize("kills", [1, 0])
+async def test_an_engine_that_the_kernel_killed_for_memory_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kills: int
+) -> None:
+    """With the container's limit and the models' need, if its group's counter grew meanwhile."""
+    counts = iter([5, 5 + kills])
+    monkeypatch.setattr(remote_engine, "oom_kills", lambda: next(counts))
+    monkeypatch.setattr(remote_engine, "memory_limit", lambda: 300 << 20)
+    async with engine_process(msgspec.structs.replace(LOAD, needed_mib=450)) as engine:
+        os.kill(engine.pid, signal.SIGKILL)
+        assert await soon(engine.wait()) == -signal.SIGKILL
+    said = "the container reached its memory limit of 300 MiB; these models need about 450 MiB"
+    assert (said in caplog.text) == bool(kills)
+
+
+@asynchronous
 async def test_a_caller_that_submits_again_from_its_callback_is_answered() -> None:
     """As the dispatcher does: a batch that is handed to an engine in its last moment is not forgotten."""
     async with engine_process() as engine:

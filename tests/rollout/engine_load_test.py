@@ -10,6 +10,7 @@ import pytest
 from serving.engine.base import EngineLoad
 from serving.engine.specs import Gpu, ModelSpec
 from serving.errors import EngineFailed
+from serving.rollout import engine_load
 from serving.rollout.engine_load import LoadBuilder
 from serving.settings import Settings
 
@@ -19,6 +20,36 @@ if TYPE_CHECKING:
     from serving.rollout.engine_choice import Chooser
 
 MIB = 1 << 20
+SMALL, LARGE = 100, 1000
+
+
+def weights(folder: Path, name: str, size_mib: int) -> ModelSpec:
+    with (folder / name).open("wb") as file:
+        file.truncate(size_mib * MIB)
+    return ModelSpec(name, str(folder / name), "", True, 10, 10, {}, (), ())
+
+
+@pytest.mark.parametrize(
+    ("limit_mib", "narrow", "said"),
+    [
+        (None, [True, True], ""),
+        (2_432, [True, True], ""),  # 200 for the processes, twice the weights, 4 lanes of 8
+        (2_431, [False, True], "leaves no room for a second copy of large on narrow lanes; give it 2,432 MiB"),
+        (1_432, [False, True], "second copy of large on"),
+        (1_431, [False, False], "second copy of small, large on"),
+        (1_299, [False, False], "limit of 1,299 MiB is too low: these models need about 1,300 MiB; give it 2,432 MiB"),
+    ],
+)
+def test_what_fits_a_containers_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_mib: int | None, narrow: list[bool], said: str
+) -> None:
+    """Second copies of the smallest models first; others stay on the wide lane, and the operator is told."""
+    monkeypatch.setattr(engine_load, "memory_limit", lambda: limit_mib and limit_mib * MIB)
+    models = [weights(tmp_path, "large", LARGE), weights(tmp_path, "small", SMALL)]
+    fitting, needed_bytes, problem = engine_load.within_limit(models, threads=4)
+    assert ([model.narrow for model in fitting], needed_bytes) == (narrow, 1_300 * MIB)
+    assert said in problem
+    assert bool(said) == bool(problem)
 
 
 @pytest.mark.parametrize(("free_mib", "fits"), [(1900, True), (1800, False)])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from export.engines import free_space
-from serving.cgroups import cpu_quota, memory_left, memory_limit
+from serving.cgroups import cpu_quota, memory_left, memory_limit, oom_kills
 from serving.host import available_cpus, can_busy_wait
 from tests.support.models import ROOT
 from tests.support.skips import excused
@@ -161,6 +161,21 @@ def test_what_a_group_has_left(case: str, tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable:   {FREE >> 10} kB\n")
     assert memory_left(proc) == left
     assert free_space.available_memory(proc, tmp_path / "meminfo") == min(FREE, 3 * GIB if left is None else left)
+
+
+KILLS: dict[str, tuple[Tree, int]] = {
+    "no limit": (Tree({"memory.max": "max", "memory.events": "oom_kill 3"}), 0),
+    "v2": (Tree({"memory.max": "1", "memory.events": "max 9\noom 3\noom_kill 2\noom_group_kill 1"}), 2),
+    "v1": (Tree(DOCKER | {"memory/docker/1f/memory.oom_control": "under_oom 0\noom_kill 4"}, DOCKER_V1, BOTH), 4),
+    "v1 of an old kernel": (Tree(DOCKER | {"memory/docker/1f/memory.oom_control": "under_oom 0"}, DOCKER_V1, BOTH), 0),
+}
+
+
+@pytest.mark.parametrize("case", KILLS)
+def test_how_often_the_kernel_has_killed_for_memory(case: str, tmp_path: Path) -> None:
+    """As the groups with a limit count it."""
+    tree, kills = KILLS[case]
+    assert oom_kills(tree.make(tmp_path)) == kills
 
 
 @pytest.fixture
