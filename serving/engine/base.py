@@ -167,7 +167,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
         gpus: Indices of GPUs among those that a process may use; empty for a CPU.
         kernels: Files of each model's compiled kernels; empty for none.
         bundles: Bundles to verify first, each with the SHA-256 of its manifest.
-        needed_mib: Approximate memory of the server with these models, for messages; 0 on GPUs.
+        needed_mib: Approximate memory that the server needs with these models, for messages; 0 with GPUs.
     """
 
     engine: str

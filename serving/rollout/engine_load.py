@@ -72,6 +72,7 @@ class LoadBuilder:
             specs, needed_bytes, problem = within_limit(specs, threads)
             if problem:
                 log.warning("%s", problem)
+            log.info("memory: about %d MiB needed", needed_bytes >> 20)
         costs = CostCache(settings.cache_dir, threads=threads, max_batch_tokens=settings.max_batch_tokens)
         load = EngineLoad(
             engine=choice.engine,
@@ -103,28 +104,32 @@ def within_limit(models: Sequence[ModelSpec], threads: int) -> tuple[list[ModelS
     """Decides which models narrow lanes run too: the smallest first, as the container's memory limit allows.
 
     Returns:
-        The models; the memory in bytes that all of them need at least; what to tell the operator, if anything.
+        The models; about how many bytes of memory the server needs with them; what to tell the operator, if anything.
     """
     sizes = {model.name: _size_bytes(model) for model in models}
-    lanes = min(threads, MAX_LANES) if threads > 1 else 0
     needed = _PROCESSES_BYTES + sum(sizes.values())
     if any(model.second is not None for model in models):
         needed += _OPENVINO_BYTES
-    wanted = needed + lanes * _LANE_BYTES + (sum(sizes.values()) if lanes else 0)
+    lanes_bytes = min(threads, MAX_LANES) * _LANE_BYTES
+    wanted = needed if threads == 1 else needed + lanes_bytes + sum(sizes.values())
     limit = memory_limit()
     if limit is None or limit >= wanted:
-        return list(models), needed, ""
-    shown = f"the container's memory limit of {limit >> 20:,} MiB"
-    left, once = limit - needed - lanes * _LANE_BYTES, []
+        return list(models), wanted, ""
+    least, once = needed, []
     for name in sorted(sizes, key=sizes.__getitem__):
-        left -= sizes[name]
-        if left < 0:
+        more = sizes[name] + (lanes_bytes if needed == least else 0)
+        if threads > 1 and needed + more <= limit:
+            needed += more
+        else:
             once.append(name)
     fitting = [msgspec.structs.replace(model, narrow=model.name not in once) for model in models]
-    advice = f"give it {wanted >> 20:,} MiB for the full throughput"
+    problem = f"the container's memory limit of {limit >> 20:,} MiB "
     if limit < needed:
-        return fitting, needed, f"{shown} is too low: these models need about {needed >> 20:,} MiB; {advice}"
-    return fitting, needed, f"{shown} leaves no room for a second copy of {', '.join(once)} on narrow lanes; {advice}"
+        problem += f"is too low: these models need about {needed >> 20:,} MiB"
+    else:
+        problem += f"leaves no room for a second copy of {', '.join(once)}, which narrow lanes would run"
+    advice = f"; give it {wanted >> 20:,} MiB for the full throughput" if wanted > needed else "; raise it"
+    return fitting, needed, problem + advice
 
 
 def _size_bytes(model: ModelSpec) -> int:

@@ -149,6 +149,9 @@ class Slower:
             time.sleep(0.005)
         return self._model.run(batch)  # type: ignore[no-any-return]
 
+    def trim(self) -> None:
+        pass
+
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[int], bool]], None]:

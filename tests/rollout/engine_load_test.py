@@ -30,24 +30,38 @@ def weights(folder: Path, name: str, size_mib: int) -> ModelSpec:
 
 
 @pytest.mark.parametrize(
-    ("limit_mib", "narrow", "said"),
+    ("limit_mib", "threads", "narrow", "needed_mib", "said"),
     [
-        (None, [True, True], ""),
-        (2_432, [True, True], ""),  # 200 for the processes, twice the weights, 4 lanes of 8
-        (2_431, [False, True], "leaves no room for a second copy of large on narrow lanes; give it 2,432 MiB"),
-        (1_432, [False, True], "second copy of large on"),
-        (1_431, [False, False], "second copy of small, large on"),
-        (1_299, [False, False], "limit of 1,299 MiB is too low: these models need about 1,300 MiB; give it 2,432 MiB"),
+        (None, 4, [True, True], 2_432, ""),
+        (2_432, 4, [True, True], 2_432, ""),  # 200 for the processes, twice the weights, 4 lanes of 8
+        (
+            2_431,
+            4,
+            [False, True],
+            1_432,
+            "no room for a second copy of large, which narrow lanes would run; give it 2,432",
+        ),
+        (1_432, 4, [False, True], 1_432, "second copy of large, which"),
+        (1_431, 4, [False, False], 1_300, "second copy of small, large, which"),
+        (1_299, 4, [False, False], 1_300, "limit of 1,299 MiB is too low: these models need about 1,300 MiB; give it"),
+        (1_299, 1, [False, False], 1_300, "is too low: these models need about 1,300 MiB; raise it"),
+        (1_300, 1, [True, True], 1_300, ""),  # on one core there are no narrow lanes
     ],
 )
 def test_what_fits_a_containers_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_mib: int | None, narrow: list[bool], said: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limit_mib: int | None,
+    threads: int,
+    narrow: list[bool],
+    needed_mib: int,
+    said: str,
 ) -> None:
     """Second copies of the smallest models first; others stay on the wide lane, and the operator is told."""
     monkeypatch.setattr(engine_load, "memory_limit", lambda: limit_mib and limit_mib * MIB)
     models = [weights(tmp_path, "large", LARGE), weights(tmp_path, "small", SMALL)]
-    fitting, needed_bytes, problem = engine_load.within_limit(models, threads=4)
-    assert ([model.narrow for model in fitting], needed_bytes) == (narrow, 1_300 * MIB)
+    fitting, needed_bytes, problem = engine_load.within_limit(models, threads)
+    assert ([model.narrow for model in fitting], needed_bytes) == (narrow, needed_mib * MIB)
     assert said in problem
     assert bool(said) == bool(problem)
 

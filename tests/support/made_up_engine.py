@@ -56,5 +56,8 @@ class _Model:
         arrays: Sequence[Array] = self._evaluator.run(None, self._padder.tensors(batch))
         return arrays
 
+    def trim(self) -> None:
+        pass
+
 
 ENGINE = Reference()

@@ -22,6 +22,9 @@ class LaneModel(Protocol):
     def run(self, batch: Batch) -> Sequence[Array]:
         """Returns the graph's outputs; raises EngineFault if the library fails."""
 
+    def trim(self) -> None:
+        """Releases memory that only larger batches need, as far as the library can."""
+
 
 class CpuBackend:
     """Models on one wide lane, and on narrow lanes too if they use them (`ModelSpec.narrow`)."""
@@ -46,6 +49,13 @@ class CpuBackend:
     def labelled(self, costs: list[list[CostPoint]]) -> list[list[CostPoint]]:
         """Returns the costs, with the library that computes each if scheduling or a later start needs it."""
         return costs
+
+    def trim(self) -> None:
+        """Releases what only the largest batches of the warm-up needed; narrow lanes share it."""
+        for lanes in self._models:
+            for model in lanes[:2]:
+                if model is not None:
+                    model.trim()
 
     def lanes(self) -> Sequence[LaneKind]:
         return self._lanes

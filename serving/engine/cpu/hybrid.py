@@ -144,6 +144,10 @@ class _Model:
             raise EngineFault("a batch of texts that are computed by different libraries")
         return model.run(batch)
 
+    def trim(self) -> None:
+        for model in dict.fromkeys(self._buckets):
+            model.trim()
+
 
 def summary(libraries: Sequence[str]) -> str:
     """Describes which library computes which lengths, for the log.

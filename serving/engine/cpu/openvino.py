@@ -241,6 +241,9 @@ class OpenVinoModel:
             raise RuntimeError("inference stopped without an error")
         return request
 
+    def trim(self) -> None:
+        """Does nothing: OpenVINO keeps the buffers of its largest batch, which `_MAX_TOKENS` bounds."""
+
     def compiled(self) -> bytes:
         """Returns the dynamic-shape graph as OpenVINO exports it."""
         return bytes(self._request.get_compiled_model().export_model().getvalue())

@@ -118,6 +118,7 @@ def prepare(load: EngineLoad) -> tuple[Backend, Ready]:
     costs = warm_up(backend, load.models, load.costs, load.max_batch_tokens)
     if isinstance(backend, CpuBackend):
         costs = backend.labelled(costs)
+        backend.trim()
     _trim()
     lanes = list(backend.lanes())
     return backend, Ready(load.engine, lanes, load.threads, version, costs, list(backend.padded_to))
