@@ -53,9 +53,11 @@ ARROWS = {
     "telemetry": "errors records lifecycle logs scheduling models engine inference",
     "oip": "errors records settings lifecycle fields models engine.specs inference tasks",
     # Which engine runs, and how another one takes over.
-    "rollout": "errors unawaited records cgroups children host settings lifecycle logs scheduling models engine inference",
+    "rollout": "errors unawaited records cgroups children host settings lifecycle logs scheduling models engine"
+    " inference",
     # A job on Ray runs an engine of its own, chosen as the server chooses one, without wires and queues.
-    "bulk": "errors records options host progress settings fields tasks models engine inference rollout.engine_choice",
+    "bulk": "errors records options host progress settings fields tasks models engine inference"
+    " rollout.engine_choice rollout.engine_load",
     "net": "errors unawaited host settings security inference.requests",
     "http": "errors unawaited records settings lifecycle logs security fields engine.specs inference oip net tasks",
     "grpc": "errors unawaited settings lifecycle logs security fields inference oip net tasks",

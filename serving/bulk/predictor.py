@@ -7,6 +7,7 @@ texts alone, and the same texts give the same bits.
 
 from __future__ import annotations
 
+import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +29,7 @@ from serving.fields.rule import Ignored, Level
 from serving.host import available_cpus
 from serving.records import ModelIndex
 from serving.rollout.engine_choice import Chooser
+from serving.rollout.engine_load import within_limit
 from serving.settings import Settings
 from serving.tasks import TASKS
 from serving.tasks.base import Work
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from serving.records import EncodedText, Row, TextInput
     from serving.rollout.engine_choice import Choice
     from serving.tasks.base import TaskOptions
+
+log = logging.getLogger("bertserve")
 
 TOKENS_ON_A_CPU, TOKENS_ON_A_GPU = 256, 16_384
 """Padded tokens of a batch."""
@@ -190,6 +194,10 @@ class Predictor:
         self.model = model
         choice, spec = model.choice, model.served.spec()
         threads = model.settings.threads or available_cpus()
+        if not choice.gpus:
+            (spec,), _, problem = within_limit([spec], threads)
+            if problem:
+                log.warning("%s", problem)
         load = EngineLoad(
             engine=choice.engine,
             models=[spec],

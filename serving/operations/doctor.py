@@ -312,7 +312,7 @@ def _models(topic: str, models: Sequence[ServedModel], settings: Settings) -> It
         advice = f"prove it on this node with `{command(f'verify {model.bundle.path} --cache-dir DIR')}`"
         yield _finding(topic, "model", value, "" if model.proven else advice)
     _, _, problem = within_limit([model.spec() for model in models], settings.threads or available_cpus())
-    if problem:
+    if problem and not _engine(settings).on_gpu:
         value, _, advice = problem.partition("; ")
         yield Finding(topic, "memory", value, "note", advice)
 
