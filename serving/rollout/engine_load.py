@@ -125,7 +125,7 @@ def within_limit(models: Sequence[ModelSpec], threads: int) -> tuple[list[ModelS
     fitting = [msgspec.structs.replace(model, narrow=model.name not in once) for model in models]
     problem = f"the container's memory limit of {limit >> 20:,} MiB "
     if limit < needed:
-        problem += f"is too low: these models need about {needed >> 20:,} MiB"
+        problem += f"may be too low: these models need about {needed >> 20:,} MiB"
     else:
         problem += f"leaves no room for a second copy of {', '.join(once)}, which narrow lanes would run"
     advice = f"; give it {wanted >> 20:,} MiB for the full throughput" if wanted > needed else "; raise it"
