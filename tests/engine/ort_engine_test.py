@@ -116,7 +116,7 @@ def test_narrow_lanes_share_one_session(models: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(ort, "_session", counted)
     lanes = OrtCpuBackend([Repository.open(models, "int8").models[0].spec()], threads=8).lanes()
-    assert (len(lanes), made) == (9, [8, 1])
+    assert (len(lanes), sorted(made)) == (9, [1, 8])
 
 
 @pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.slow)])

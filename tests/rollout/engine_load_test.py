@@ -43,7 +43,7 @@ def weights(folder: Path, name: str, size_mib: int) -> ModelSpec:
         ),
         (1_432, 4, [False, True], 1_432, "second copy of large, which"),
         (1_431, 4, [False, False], 1_300, "second copy of small, large, which"),
-        (1_299, 4, [False, False], 1_300, "limit of 1,299 MiB may be too low: these models need about 1,300 MiB; give it"),
+        (1_299, 4, [False, False], 1_300, "limit of 1,299 MiB may be too low: these models need about 1,300 MiB; give"),
         (1_299, 1, [False, False], 1_300, "may be too low: these models need about 1,300 MiB; raise it"),
         (1_300, 1, [True, True], 1_300, ""),  # on one core there are no narrow lanes
     ],

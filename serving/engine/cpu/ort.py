@@ -8,6 +8,8 @@ CPU time for each text.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,8 +92,9 @@ class _Model:
 def load(model: ModelSpec, threads: Sequence[int]) -> list[_Model]:
     """Loads the model once for all lanes with the same number of threads, from one read of the file."""
     try:
-        with verified_bytes(model) as data:
-            sessions = {count: _session(model, data, count) for count in dict.fromkeys(threads)}
+        with verified_bytes(model) as data, ThreadPoolExecutor() as pool:
+            counts = list(dict.fromkeys(threads))
+            sessions = dict(zip(counts, pool.map(partial(_session, model, data), counts), strict=True))
     except LOAD_ERRORS as error:
         raise BundleError(f"{model.path}: ONNX Runtime cannot load it: {error}") from error
     check_tensors(model, sessions[threads[0]])
