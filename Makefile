@@ -149,7 +149,7 @@ lint: $(call STAMP,dev) ## Check style and types.
 	@$(BIN)/mypy
 
 bench: $(call STAMP,dev) models/minilm ## Compare the server with the raw engine.
-	@$(BIN)/python -m loadtest.benchmarks server
+	@$(BIN)/python -m bertserve.loadtest.benchmarks server
 
 # Each peer, complete and pinned: 2 GB in all, most of it PyTorch for infinity.
 build/peers/%/.installed: loadtest/benchmarks/peers/requirements/%.txt | $(BIN)/python
@@ -174,11 +174,11 @@ build/peers/dynamic.onnx: | build/peers/models
 PEERS := $(foreach peer,triton infinity fastapi,build/peers/$(peer)/.installed) build/peers/infinity-model \
   build/peers/dynamic.onnx
 bench-peers: $(call STAMP,dev) build/peers/models $(PEERS) ## Compare the server with Triton, infinity and FastAPI.
-	@$(BIN)/python -m loadtest.benchmarks open-loop
-	@$(BIN)/python -m loadtest.benchmarks peers
+	@$(BIN)/python -m bertserve.loadtest.benchmarks open-loop
+	@$(BIN)/python -m bertserve.loadtest.benchmarks peers
 
 bench-gpu: $(call STAMP,run) ## Measure this GPU: engines, PyTorch, the server (eight minutes).
-	@$(BIN)/python -m loadtest.benchmarks.exports gpu
+	@$(BIN)/python -m bertserve.loadtest.benchmarks.exports gpu
 
 test-gpu: $(call STAMP,dev) ## Run the tests that need a GPU.
 	@$(BIN)/python -m pytest -m gpu tests/gpu
@@ -187,7 +187,7 @@ protos: $(call STAMP,dev) ## Generate the Python files of the protocol definitio
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(wildcard serving/*/*.proto serving/*/*/*.proto export/*/*/*.proto)
 
 docs: $(call STAMP,dev) ## Generate pages and rules.
-	@$(BIN)/python -m serving.operations.generated_pages docs/reference
+	@$(BIN)/python -m bertserve.serving.operations.generated_pages docs/reference
 	@$(BIN)/python -m tests.contract.clients.page docs/reference/clients.md
 	@$(BIN)/python deploy/monitoring/prometheusrule.py
 

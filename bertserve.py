@@ -7,15 +7,15 @@ import importlib.metadata
 import sys
 
 VERBS = {
-    "serve": ("serving.cli", "Serve a model repository, or export a checkpoint and serve it, over HTTP and gRPC."),
-    "export": ("export.cli.export", "Export a BERT checkpoint as a verified model bundle."),
-    "verify": ("export.cli.verify", "Verify a bundle's artifacts on this machine, without PyTorch."),
-    "build": ("export.cli.build", "Build a TensorRT engine of a bundle for this node, and verify it."),
-    "inspect": ("export.cli.inspect", "Show what a bundle contains and how each artifact was verified."),
-    "doctor": ("serving.operations.doctor", "Check what this machine can run, and whether the server would start."),
-    "load": ("loadtest.cli", "Run an open-loop load test and check it against an SLO."),
-    "simulate": ("loadtest.capacity.simulate_cli", "Simulate a server under load from measured batch costs."),
-    "batch": ("serving.bulk.cli", "Run a model over every row of text files, on this machine or a Ray cluster."),
+    "serve": ("bertserve.serving.cli", "Serve a model repository, or export a checkpoint and serve it, over HTTP and gRPC."),
+    "export": ("bertserve.export.cli.export", "Export a BERT checkpoint as a verified model bundle."),
+    "verify": ("bertserve.export.cli.verify", "Verify a bundle's artifacts on this machine, without PyTorch."),
+    "build": ("bertserve.export.cli.build", "Build a TensorRT engine of a bundle for this node, and verify it."),
+    "inspect": ("bertserve.export.cli.inspect", "Show what a bundle contains and how each artifact was verified."),
+    "doctor": ("bertserve.serving.operations.doctor", "Check what this machine can run, and whether the server would start."),
+    "load": ("bertserve.loadtest.cli", "Run an open-loop load test and check it against an SLO."),
+    "simulate": ("bertserve.loadtest.capacity.simulate_cli", "Simulate a server under load from measured batch costs."),
+    "batch": ("bertserve.serving.bulk.cli", "Run a model over every row of text files, on this machine or a Ray cluster."),
 }
 
 FIRST_STEPS = {
@@ -26,7 +26,7 @@ FIRST_STEPS = {
 }
 """What a new user types, in this order."""
 
-OFFERED = {"BatchPredictor": "serving.bulk.predictor"}
+OFFERED = {"BatchPredictor": "bertserve.serving.bulk.predictor"}
 """What other programs import from here: `from bertserve import BatchPredictor`."""
 
 
@@ -59,8 +59,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"bertserve: no verb given\n\n{usage()}", file=sys.stderr)  # noqa: T201  the command's own output
         return 2
     if words[0] not in VERBS:
-        from serving.host import command  # noqa: PLC0415  a verb that is known needs none of it
-        from serving.options import unknown  # noqa: PLC0415  likewise
+        from bertserve.serving.host import command  # noqa: PLC0415  a verb that is known needs none of it
+        from bertserve.serving.options import unknown  # noqa: PLC0415  likewise
 
         wrong = f"bertserve: {unknown('verb', words[0], VERBS)}; `{command('help')}` lists the verbs"
         print(wrong, file=sys.stderr)  # noqa: T201  the command's own output

@@ -1,3 +1,3 @@
 """Exports a checkpoint to a verified model bundle."""
 
-import serving  # noqa: F401  keeps the libraries that run models from reporting it
+import bertserve.serving  # noqa: F401  keeps the libraries that run models from reporting it

@@ -18,26 +18,26 @@ import tokenizers
 import torch
 import transformers
 
-from export import tasks
-from export.checkpoint import token_heads
-from export.engines import native, tensorrt
-from export.errors import BrokenLimitError, ExportError, NoRoomError
-from export.graph import editor, optimize, sparse_head, task_model
-from export.precision import emulation, half, int8, openvino
-from export.proof import parity, reference
-from export.proof.end_to_end import EndToEndProof
-from export.proof.engine import open_engine
-from export.proof.evaluation import Labelled, ReferenceEvaluation
-from export.proof.reference_library import NotLoadedError, load
-from export.recipe import FORMS, INT8_ENGINE
-from export.report import latency, page
-from export.tasks import EXPORTS
-from export.texts import corpus
-from serving.host import available_cpus, integer_kernels, processor
-from serving.models import query_weights
-from serving.models.artifact_selection import few_agree
-from serving.models.bundle import BundleWriter, data_entry, file_entry
-from serving.models.manifest import (
+from bertserve.export import tasks
+from bertserve.export.checkpoint import token_heads
+from bertserve.export.engines import native, tensorrt
+from bertserve.export.errors import BrokenLimitError, ExportError, NoRoomError
+from bertserve.export.graph import editor, optimize, sparse_head, task_model
+from bertserve.export.precision import emulation, half, int8, openvino
+from bertserve.export.proof import parity, reference
+from bertserve.export.proof.end_to_end import EndToEndProof
+from bertserve.export.proof.engine import open_engine
+from bertserve.export.proof.evaluation import Labelled, ReferenceEvaluation
+from bertserve.export.proof.reference_library import NotLoadedError, load
+from bertserve.export.recipe import FORMS, INT8_ENGINE
+from bertserve.export.report import latency, page
+from bertserve.export.tasks import EXPORTS
+from bertserve.export.texts import corpus
+from bertserve.serving.host import available_cpus, integer_kernels, processor
+from bertserve.serving.models import query_weights
+from bertserve.serving.models.artifact_selection import few_agree
+from bertserve.serving.models.bundle import BundleWriter, data_entry, file_entry
+from bertserve.serving.models.manifest import (
     ENGINE_GRAPHS,
     QUERY_WEIGHTS,
     REPORT,
@@ -50,23 +50,23 @@ from serving.models.manifest import (
     ReferenceLibrary,
     Source,
 )
-from serving.models.node_cache import CacheWriter
-from serving.models.verified_dir import digest
-from serving.tasks import TASKS
+from bertserve.serving.models.node_cache import CacheWriter
+from bertserve.serving.models.verified_dir import digest
+from bertserve.serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from export.checkpoint.reader import Checkpoint
-    from export.progress import Progress
-    from export.proof.evaluation import Result
-    from export.recipe import Recipe
-    from export.tasks.accuracy import Examples
-    from export.tasks.decisions import DecisionComparator
-    from serving.engine.base import Engine
-    from serving.models.bundle import Bundle
-    from serving.models.manifest import FileEntry, Precision, Target
-    from serving.records import EncodedText
+    from bertserve.export.checkpoint.reader import Checkpoint
+    from bertserve.export.progress import Progress
+    from bertserve.export.proof.evaluation import Result
+    from bertserve.export.recipe import Recipe
+    from bertserve.export.tasks.accuracy import Examples
+    from bertserve.export.tasks.decisions import DecisionComparator
+    from bertserve.serving.engine.base import Engine
+    from bertserve.serving.models.bundle import Bundle
+    from bertserve.serving.models.manifest import FileEntry, Precision, Target
+    from bertserve.serving.records import EncodedText
 
 _WORK = "work"
 _INT8_GRAPH = "the INT8 graph for TensorRT"

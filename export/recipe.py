@@ -7,20 +7,20 @@ import json
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
-from export.errors import ExportError
-from export.tasks import EXPORTS
-from export.tasks.limits import Limits
-from serving import host
-from serving.models.manifest import SCHEMA_VERSION, Precision, Target
-from serving.models.verified_dir import digest
+from bertserve.export.errors import ExportError
+from bertserve.export.tasks import EXPORTS
+from bertserve.export.tasks.limits import Limits
+from bertserve.serving import host
+from bertserve.serving.models.manifest import SCHEMA_VERSION, Precision, Target
+from bertserve.serving.models.verified_dir import digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from export.checkpoint.labels import Asked
-    from export.checkpoint.layouts.case import Case
-    from serving.models.manifest import Artifact
+    from bertserve.export.checkpoint.labels import Asked
+    from bertserve.export.checkpoint.layouts.case import Case
+    from bertserve.serving.models.manifest import Artifact
 
 
 @dataclass(slots=True, frozen=True)

@@ -14,30 +14,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from export.pages.tables import show
-from loadtest.errors import NEVER_SENT, BenchError, check_above_zero, check_installed
-from loadtest.generator.discovery import models_of
-from loadtest.generator.measure import Measurement
-from loadtest.generator.messages import KEY_VARIABLE, Target, api_key
-from loadtest.generator.routes import PLAIN, PROTOCOLS, ROUTES, route
-from loadtest.generator.scenario import SCENARIOS, find_scenario
-from loadtest.generator.search import plan, search
-from loadtest.generator.tls import Tls
-from loadtest.generator.workload import find_bundle
-from loadtest.report import compare, page
-from loadtest.report.progress import Progress
-from loadtest.report.result import Result
-from loadtest.report.slo import judge, parse_slo
-from serving.options import OptionParser
-from serving.tasks import TASKS
+from bertserve.export.pages.tables import show
+from bertserve.loadtest.errors import NEVER_SENT, BenchError, check_above_zero, check_installed
+from bertserve.loadtest.generator.discovery import models_of
+from bertserve.loadtest.generator.measure import Measurement
+from bertserve.loadtest.generator.messages import KEY_VARIABLE, Target, api_key
+from bertserve.loadtest.generator.routes import PLAIN, PROTOCOLS, ROUTES, route
+from bertserve.loadtest.generator.scenario import SCENARIOS, find_scenario
+from bertserve.loadtest.generator.search import plan, search
+from bertserve.loadtest.generator.tls import Tls
+from bertserve.loadtest.generator.workload import find_bundle
+from bertserve.loadtest.report import compare, page
+from bertserve.loadtest.report.progress import Progress
+from bertserve.loadtest.report.result import Result
+from bertserve.loadtest.report.slo import judge, parse_slo
+from bertserve.serving.options import OptionParser
+from bertserve.serving.tasks import TASKS
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from export.pages.tables import Table
-    from loadtest.generator.scenario import Scenario
-    from loadtest.report.slo import Objective, Verdict
+    from bertserve.export.pages.tables import Table
+    from bertserve.loadtest.generator.scenario import Scenario
+    from bertserve.loadtest.report.slo import Objective, Verdict
 
 HELD, MISSED, IMPOSSIBLE = 0, 1, 2
 _INTERRUPTED = 130

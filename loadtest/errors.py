@@ -6,7 +6,7 @@ import math
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from serving.host import installing
+from bertserve.serving.host import installing
 
 if TYPE_CHECKING:
     import argparse

@@ -27,19 +27,19 @@ import locust
 import locust.stats
 from locust.runners import WorkerRunner
 
-from loadtest.errors import BenchError
-from loadtest.generator.closed_loop import SILENCE_S, Lane, connect
-from loadtest.generator.messages import Target, api_key, messages
-from loadtest.generator.scenario import SCENARIOS, find_scenario
-from loadtest.generator.tls import Tls
-from loadtest.generator.workload import spoken_text
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.closed_loop import SILENCE_S, Lane, connect
+from bertserve.loadtest.generator.messages import Target, api_key, messages
+from bertserve.loadtest.generator.scenario import SCENARIOS, find_scenario
+from bertserve.loadtest.generator.tls import Tls
+from bertserve.loadtest.generator.workload import spoken_text
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
 
     from locust.env import Environment
 
-    from loadtest.generator.scenario import Scenario
+    from bertserve.loadtest.generator.scenario import Scenario
 
 _FINE_BELOW_MS = 100.0
 _COARSE_DIGITS = 3

@@ -1,6 +1,6 @@
 """MLPerf's LoadGen against a running server, over the Open Inference Protocol.
 
-`python -m loadtest.mlperf --scenario NAME` runs one scenario, because LoadGen takes one configuration per process. Exit
+`python -m bertserve.loadtest.mlperf --scenario NAME` runs one scenario, because LoadGen takes one configuration per process. Exit
 codes: 0 LoadGen says VALID, 1 it does not, 2 nothing could be measured.
 """
 
@@ -19,21 +19,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadtest.errors import BenchError, check_above_zero
-from loadtest.generator.answers import Answers
-from loadtest.generator.closed_loop import Lane, connect, measure
-from loadtest.generator.discovery import cached_of, models_of
-from loadtest.generator.messages import KEY_VARIABLE, Target, api_key, batch_message
-from loadtest.generator.texts import read_texts, texts_for
-from loadtest.generator.workload import different_texts
-from serving.options import OptionParser
+from bertserve.loadtest.errors import BenchError, check_above_zero
+from bertserve.loadtest.generator.answers import Answers
+from bertserve.loadtest.generator.closed_loop import Lane, connect, measure
+from bertserve.loadtest.generator.discovery import cached_of, models_of
+from bertserve.loadtest.generator.messages import KEY_VARIABLE, Target, api_key, batch_message
+from bertserve.loadtest.generator.texts import read_texts, texts_for
+from bertserve.loadtest.generator.workload import different_texts
+from bertserve.serving.options import OptionParser
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from loadtest.generator.texts import Text
-    from loadtest.generator.wire import Reply
+    from bertserve.loadtest.generator.texts import Text
+    from bertserve.loadtest.generator.wire import Reply
 
 VALID, INVALID, IMPOSSIBLE = 0, 1, 2
 BENCHMARK = "bert"
@@ -227,7 +227,7 @@ def verdict_of(summary: str, scenario: Scenario) -> tuple[bool, str]:
 def parser() -> argparse.ArgumentParser:
     """Builds the argument parser."""
     made = OptionParser(
-        prog="python -m loadtest.mlperf",
+        prog="python -m bertserve.loadtest.mlperf",
         description="Run a scenario of MLPerf's LoadGen against a server, over the Open Inference Protocol.",
         epilog=f"The environment variable {KEY_VARIABLE} holds the API key, if the server wants one.",
         allow_abbrev=False,

@@ -13,14 +13,14 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from serving.errors import StartupError, escaped
-from serving.garbage import collect_rarely
+from bertserve.serving.errors import StartupError, escaped
+from bertserve.serving.garbage import collect_rarely
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from serving.logs import LogWriter
+    from bertserve.serving.logs import LogWriter
 
 BEFORE_IMPORTS = {
     "TOKENIZERS_PARALLELISM": "false",  # the tokenizers' thread pool would compete with the engine for its cores
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 def _say_end(why: str, started: list[LogWriter], *, as_json: bool = False) -> None:
     """Prints the reason of the end in one line on standard error, in JSON if the log is in JSON."""
-    from serving.logs import line  # noqa: PLC0415  the start imports it behind the signals
+    from bertserve.serving.logs import line  # noqa: PLC0415  the start imports it behind the signals
 
     for log in started:
         log.flush()
@@ -110,30 +110,30 @@ class _EarlySignals:
 
 
 def _serve(argv: list[str], started: list[LogWriter], signals: _EarlySignals) -> int:
-    from serving.settings import Settings  # noqa: PLC0415  in the order of the checks
+    from bertserve.serving.settings import Settings  # noqa: PLC0415  in the order of the checks
 
     settings = Settings.load(argv)
-    from serving import logs  # noqa: PLC0415
+    from bertserve.serving import logs  # noqa: PLC0415
 
     log = logs.start(settings.log_format, settings.log_level)
     started.append(log)
-    from serving.net.ports import Ports, raise_descriptor_limit  # noqa: PLC0415
+    from bertserve.serving.net.ports import Ports, raise_descriptor_limit  # noqa: PLC0415
 
     if settings.model_id:
-        from serving.rollout.model_export import exported  # noqa: PLC0415
+        from bertserve.serving.rollout.model_export import exported  # noqa: PLC0415
 
         Ports.open(settings).close()  # fails now if a port is taken, because the export takes minutes
         with signals.ending_a_wait():
             settings = exported(settings, os.environ)
     signals.check()
-    from serving.rollout.engine_choice import Chooser  # noqa: PLC0415
+    from bertserve.serving.rollout.engine_choice import Chooser  # noqa: PLC0415
 
     chooser = Chooser(settings)
     choice = chooser.first()
     raise_descriptor_limit()
     ports = Ports.open(settings)
     choice.log()  # after the checks: a failed start prints only its error
-    from serving.server import run  # noqa: PLC0415
+    from bertserve.serving.server import run  # noqa: PLC0415
 
     signals.check()
     return run(settings, choice, chooser, ports, log, signals.noted)

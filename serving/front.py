@@ -20,38 +20,38 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 import uvloop
 
-from serving import logs
-from serving.children import end_with_parent
-from serving.errors import BundleError, CredentialsError, StartupError
-from serving.fronts.remote import CoreLink, ModelMoved
-from serving.fronts.slots import SharedSlots
-from serving.fronts.wire import FrontCounts, Kind, Models, Passed, Setup, StateNow
-from serving.garbage import collect_rarely, freeze
-from serving.inference.pipeline import Pipeline
-from serving.inference.served_models import Repository, ServedModel
-from serving.inference.tokenizer import TextTokenizer
-from serving.lifecycle import TRACES_GRACE_S, Lifecycle
-from serving.models.artifact_selection import ServableArtifact
-from serving.models.bundle import Bundle
-from serving.models.manifest import TOKENIZER
-from serving.net.buffers import BufferBudget, give_back_free_memory
-from serving.net.connection_limiter import ConnectionLimiter
-from serving.records import ModelIndex
-from serving.settings import Settings
-from serving.telemetry import catalogue
-from serving.telemetry.metrics import Metrics
-from serving.unawaited import kept, log_loop_error, start
-from serving.wires import Wires
+from bertserve.serving import logs
+from bertserve.serving.children import end_with_parent
+from bertserve.serving.errors import BundleError, CredentialsError, StartupError
+from bertserve.serving.fronts.remote import CoreLink, ModelMoved
+from bertserve.serving.fronts.slots import SharedSlots
+from bertserve.serving.fronts.wire import FrontCounts, Kind, Models, Passed, Setup, StateNow
+from bertserve.serving.garbage import collect_rarely, freeze
+from bertserve.serving.inference.pipeline import Pipeline
+from bertserve.serving.inference.served_models import Repository, ServedModel
+from bertserve.serving.inference.tokenizer import TextTokenizer
+from bertserve.serving.lifecycle import TRACES_GRACE_S, Lifecycle
+from bertserve.serving.models.artifact_selection import ServableArtifact
+from bertserve.serving.models.bundle import Bundle
+from bertserve.serving.models.manifest import TOKENIZER
+from bertserve.serving.net.buffers import BufferBudget, give_back_free_memory
+from bertserve.serving.net.connection_limiter import ConnectionLimiter
+from bertserve.serving.records import ModelIndex
+from bertserve.serving.settings import Settings
+from bertserve.serving.telemetry import catalogue
+from bertserve.serving.telemetry.metrics import Metrics
+from bertserve.serving.unawaited import kept, log_loop_error, start
+from bertserve.serving.wires import Wires
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from serving.fronts.wire import MirroredModel
-    from serving.inference.requests import InferRequest, Outcome
-    from serving.logs import LogWriter
-    from serving.models.statistics import VersionState
-    from serving.net.connection_limiter import Closable
-    from serving.tasks.base import A
+    from bertserve.serving.fronts.wire import MirroredModel
+    from bertserve.serving.inference.requests import InferRequest, Outcome
+    from bertserve.serving.logs import LogWriter
+    from bertserve.serving.models.statistics import VersionState
+    from bertserve.serving.net.connection_limiter import Closable
+    from bertserve.serving.tasks.base import A
 
 log = logging.getLogger("bertserve.fronts")
 

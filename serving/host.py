@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from serving import cgroups
+from bertserve.serving import cgroups
 
 _BUSY_WAITS, _BUSY_WAIT_MACHINE = 2, 4
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from serving.errors import NotReady
+from bertserve.serving.errors import NotReady
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
-from serving.errors import BertserveError, StartupError, escaped
+from bertserve.serving.errors import BertserveError, StartupError, escaped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping

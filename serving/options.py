@@ -6,7 +6,7 @@ import argparse
 import difflib
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from serving.host import command
+from bertserve.serving.host import command
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -12,46 +12,46 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from serving.errors import StartupError
-from serving.fronts.calls import Calls
-from serving.fronts.pool import FrontPool
-from serving.fronts.slots import SharedSlots, automatic
-from serving.garbage import freeze
-from serving.host import available_cpus
-from serving.http.apis import operations
-from serving.http.app import App
-from serving.http.middleware import is_loopback
-from serving.inference.answer_cache import AnswerCache
-from serving.inference.dispatcher import Dispatcher
-from serving.inference.pipeline import Pipeline
-from serving.lifecycle import TRACES_GRACE_S, Lifecycle, State
-from serving.logs import members, tell
-from serving.net.buffers import BufferBudget, give_back_free_memory
-from serving.net.connection_limiter import ConnectionLimiter
-from serving.oip.service import SERVER_VERSION
-from serving.operations.announcement import Addresses, Announcement
-from serving.operations.ports import ProbeListener
-from serving.operations.status import Status
-from serving.rollout.engine_load import LoadBuilder
-from serving.rollout.engine_slot import EngineSlot
-from serving.rollout.versions import Versions
-from serving.scheduling.admission import AdmissionLimits
-from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
-from serving.telemetry import catalogue
-from serving.telemetry.metrics import Metrics
-from serving.telemetry.recent import Recent
-from serving.unawaited import kept, log_loop_error, start
-from serving.wires import Wires
+from bertserve.serving.errors import StartupError
+from bertserve.serving.fronts.calls import Calls
+from bertserve.serving.fronts.pool import FrontPool
+from bertserve.serving.fronts.slots import SharedSlots, automatic
+from bertserve.serving.garbage import freeze
+from bertserve.serving.host import available_cpus
+from bertserve.serving.http.apis import operations
+from bertserve.serving.http.app import App
+from bertserve.serving.http.middleware import is_loopback
+from bertserve.serving.inference.answer_cache import AnswerCache
+from bertserve.serving.inference.dispatcher import Dispatcher
+from bertserve.serving.inference.pipeline import Pipeline
+from bertserve.serving.lifecycle import TRACES_GRACE_S, Lifecycle, State
+from bertserve.serving.logs import members, tell
+from bertserve.serving.net.buffers import BufferBudget, give_back_free_memory
+from bertserve.serving.net.connection_limiter import ConnectionLimiter
+from bertserve.serving.oip.service import SERVER_VERSION
+from bertserve.serving.operations.announcement import Addresses, Announcement
+from bertserve.serving.operations.ports import ProbeListener
+from bertserve.serving.operations.status import Status
+from bertserve.serving.rollout.engine_load import LoadBuilder
+from bertserve.serving.rollout.engine_slot import EngineSlot
+from bertserve.serving.rollout.versions import Versions
+from bertserve.serving.scheduling.admission import AdmissionLimits
+from bertserve.serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
+from bertserve.serving.telemetry import catalogue
+from bertserve.serving.telemetry.metrics import Metrics
+from bertserve.serving.telemetry.recent import Recent
+from bertserve.serving.unawaited import kept, log_loop_error, start
+from bertserve.serving.wires import Wires
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from serving.inference.served_models import Repository
-    from serving.logs import LogWriter
-    from serving.net.ports import Ports
-    from serving.rollout.engine_choice import Choice, Chooser
-    from serving.settings import Settings
-    from serving.telemetry.catalogue import Metric
+    from bertserve.serving.inference.served_models import Repository
+    from bertserve.serving.logs import LogWriter
+    from bertserve.serving.net.ports import Ports
+    from bertserve.serving.rollout.engine_choice import Choice, Chooser
+    from bertserve.serving.settings import Settings
+    from bertserve.serving.telemetry.catalogue import Metric
 
 log = logging.getLogger("bertserve")
 

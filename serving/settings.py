@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_o
 import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-from serving.engine.kinds import AUTO, ENGINES, SETTINGS
-from serving.errors import Limit, StartupError
-from serving.options import left, unknown
-from serving.security.keys import read_keys
-from serving.security.origins import Origins, check_origins
-from serving.security.tls import check_certificate, check_pair
-from serving.tasks import TASKS
+from bertserve.serving.engine.kinds import AUTO, ENGINES, SETTINGS
+from bertserve.serving.errors import Limit, StartupError
+from bertserve.serving.options import left, unknown
+from bertserve.serving.security.keys import read_keys
+from bertserve.serving.security.origins import Origins, check_origins
+from bertserve.serving.security.tls import check_certificate, check_pair
+from bertserve.serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pydantic.fields import FieldInfo
 
-    from serving.engine.kinds.kind import EngineSetting
+    from bertserve.serving.engine.kinds.kind import EngineSetting
 
     EngineName = str  # type checkers cannot follow the discovery of engines
     TaskName = str

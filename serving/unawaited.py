@@ -7,7 +7,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from serving.errors import BertserveError
+from bertserve.serving.errors import BertserveError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

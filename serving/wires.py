@@ -7,40 +7,40 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from serving.errors import NotReady, StartupError
-from serving.grpc.server import GrpcListener
-from serving.host import installing
-from serving.http.apis.openai_ids import OpenAiIds
-from serving.http.app import App
-from serving.http.app_context import AppContext
-from serving.http.listener import HttpListener
-from serving.http.middleware import known_hosts
-from serving.lifecycle import REPLY_GRACE_S
-from serving.net.connection import Port
-from serving.net.observer import RequestObserver
-from serving.oip.service import SERVER_VERSION, V2Service
-from serving.security.keys import ApiKeys
-from serving.security.tls import MIN_GOODBYE_S, Tls
-from serving.security.watch import FileWatch
-from serving.telemetry import catalogue
-from serving.telemetry.requests import Refusals, SpanCounts, write_access_line
+from bertserve.serving.errors import NotReady, StartupError
+from bertserve.serving.grpc.server import GrpcListener
+from bertserve.serving.host import installing
+from bertserve.serving.http.apis.openai_ids import OpenAiIds
+from bertserve.serving.http.app import App
+from bertserve.serving.http.app_context import AppContext
+from bertserve.serving.http.listener import HttpListener
+from bertserve.serving.http.middleware import known_hosts
+from bertserve.serving.lifecycle import REPLY_GRACE_S
+from bertserve.serving.net.connection import Port
+from bertserve.serving.net.observer import RequestObserver
+from bertserve.serving.oip.service import SERVER_VERSION, V2Service
+from bertserve.serving.security.keys import ApiKeys
+from bertserve.serving.security.tls import MIN_GOODBYE_S, Tls
+from bertserve.serving.security.watch import FileWatch
+from bertserve.serving.telemetry import catalogue
+from bertserve.serving.telemetry.requests import Refusals, SpanCounts, write_access_line
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
 
-    from serving.errors import BertserveError
-    from serving.fronts.remote import CoreLink
-    from serving.inference.pipeline import Pipeline
-    from serving.inference.served_models import Repository
-    from serving.lifecycle import Lifecycle
-    from serving.logs import LogWriter
-    from serving.net.buffers import BufferBudget
-    from serving.net.connection_limiter import ConnectionLimiter
-    from serving.oip.service import ModelVersions
-    from serving.settings import Settings
-    from serving.telemetry.metrics import Metrics
-    from serving.telemetry.tracing import SpanSender
+    from bertserve.serving.errors import BertserveError
+    from bertserve.serving.fronts.remote import CoreLink
+    from bertserve.serving.inference.pipeline import Pipeline
+    from bertserve.serving.inference.served_models import Repository
+    from bertserve.serving.lifecycle import Lifecycle
+    from bertserve.serving.logs import LogWriter
+    from bertserve.serving.net.buffers import BufferBudget
+    from bertserve.serving.net.connection_limiter import ConnectionLimiter
+    from bertserve.serving.oip.service import ModelVersions
+    from bertserve.serving.settings import Settings
+    from bertserve.serving.telemetry.metrics import Metrics
+    from bertserve.serving.telemetry.tracing import SpanSender
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def _span_sender(settings: Settings, counts: SpanCounts) -> SpanSender | None:
     if not settings.otlp_endpoint:
         return None
     try:
-        from serving.telemetry.tracing import SpanSender  # noqa: PLC0415  needs its libraries
+        from bertserve.serving.telemetry.tracing import SpanSender  # noqa: PLC0415  needs its libraries
     except ModuleNotFoundError:
         raise StartupError(f"--otlp-endpoint needs OpenTelemetry's SDK: {installing('tracing')}") from None
     return SpanSender(settings.otlp_endpoint, SERVER_VERSION, settings.trace_sample, counts)

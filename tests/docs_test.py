@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from serving import logs
-from serving.fields import rule
-from serving.grpc import calls, dispatch
-from serving.grpc import connection as grpc_connection
-from serving.grpc.h2.frames import Limits as Http2Limits
-from serving.http import connection as http_connection
-from serving.http import exchange
-from serving.inference import tokenizer_process, tokenizer_rules
-from serving.net import buffers
-from serving.security import watch
-from serving.settings import Settings
+from bertserve.serving import logs
+from bertserve.serving.fields import rule
+from bertserve.serving.grpc import calls, dispatch
+from bertserve.serving.grpc import connection as grpc_connection
+from bertserve.serving.grpc.h2.frames import Limits as Http2Limits
+from bertserve.serving.http import connection as http_connection
+from bertserve.serving.http import exchange
+from bertserve.serving.inference import tokenizer_process, tokenizer_rules
+from bertserve.serving.net import buffers
+from bertserve.serving.security import watch
+from bertserve.serving.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.operations.generated_pages import metrics_page, settings_page
+from bertserve.serving.operations.generated_pages import metrics_page, settings_page
 from tests.contract.clients.page import page as clients_page
 
 if TYPE_CHECKING:

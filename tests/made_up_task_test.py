@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from serving.tasks import TASKS
+from bertserve.serving.tasks import TASKS
 from tests.support.checkpoints import write_checkpoint
 from tests.support.clients import get, post_json
 from tests.support.server import ROOT, Server
@@ -27,7 +27,7 @@ V2 = "/v2/models/small/infer"
 SCENARIO = "rate = 40\nlengths = { 8 = 1, 16 = 1 }\n[[phases]]\nseconds = 0.5\nfrom = 1\nto = 1\n"
 IN_BULK = """
 import sys
-from serving.bulk.predictor import Model, Predictor
+from bertserve.serving.bulk.predictor import Model, Predictor
 model = Model(sys.argv[1], "norm", threads=1, options={"factor": 2})
 answers = [one.answer for one in Predictor(model).predict(sys.argv[2:])]
 print(model.column.name, *model.column.array(answers).to_pylist())

@@ -10,13 +10,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from export.errors import ExportError
+from bertserve.export.errors import ExportError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from export.checkpoint.safetensors_file import Tensor
+    from bertserve.export.checkpoint.safetensors_file import Tensor
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 """The beginning of git-lfs pointers."""

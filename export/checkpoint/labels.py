@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from export.errors import ExportError
+from bertserve.export.errors import ExportError
 
 if TYPE_CHECKING:
-    from export.checkpoint.folder import Folder
-    from serving.models.manifest import Activation
+    from bertserve.export.checkpoint.folder import Folder
+    from bertserve.serving.models.manifest import Activation
 
 REGRESSION: Literal["regression"] = "regression"
 Asked: TypeAlias = str

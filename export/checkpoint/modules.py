@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from export.checkpoint import weights
-from export.errors import ExportError
+from bertserve.export.checkpoint import weights
+from bertserve.export.errors import ExportError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from export.checkpoint.folder import Folder
+    from bertserve.export.checkpoint.folder import Folder
 
 ACTIVATIONS = ("Identity", "Tanh", "Sigmoid", "ReLU", "GELU", "SiLU", "LeakyReLU", "ELU")
 """Activations of Dense that can be exported, by PyTorch's names, with PyTorch's defaults."""

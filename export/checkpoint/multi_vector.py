@@ -10,16 +10,16 @@ import string
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from export.checkpoint.modules import Dense, Normalize, integer, read_module
-from export.errors import ExportError
-from serving.records import Expansion, MultiVector
+from bertserve.export.checkpoint.modules import Dense, Normalize, integer, read_module
+from bertserve.export.errors import ExportError
+from bertserve.serving.records import Expansion, MultiVector
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from export.checkpoint.folder import Folder
-    from export.checkpoint.modules import Module
-    from export.checkpoint.vocabulary import Vocabulary
+    from bertserve.export.checkpoint.folder import Folder
+    from bertserve.export.checkpoint.modules import Module
+    from bertserve.export.checkpoint.vocabulary import Vocabulary
 
 Layout: TypeAlias = Literal["own", "pylate", "old pylate", "stanford"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from export.errors import ExportError
+from bertserve.export.errors import ExportError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from export.checkpoint.folder import Folder
+    from bertserve.export.checkpoint.folder import Folder
 
 _CSR = "CSR (a sparse autoencoder over a dense vector)"
 _LOOKUP = "a table of weights of words without an encoder"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 
-from export.checkpoint import multi_vector, sparse, token_heads
-from export.checkpoint.modules import (
+from bertserve.export.checkpoint import multi_vector, sparse, token_heads
+from bertserve.export.checkpoint.modules import (
     READERS,
     Dense,
     LayerNorm,
@@ -16,16 +16,16 @@ from export.checkpoint.modules import (
     read_module,
     width_after,
 )
-from export.errors import ExportError
-from serving.models.manifest import POOLING_MODES, Similarity
+from bertserve.export.errors import ExportError
+from bertserve.serving.models.manifest import POOLING_MODES, Similarity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from export.checkpoint.folder import Folder
-    from export.checkpoint.multi_vector import Layout, Sides
-    from export.checkpoint.sparse import Sparse
-    from export.checkpoint.weights import Weights
+    from bertserve.export.checkpoint.folder import Folder
+    from bertserve.export.checkpoint.multi_vector import Layout, Sides
+    from bertserve.export.checkpoint.sparse import Sparse
+    from bertserve.export.checkpoint.weights import Weights
 
 _ASSUMED_MEAN = (
     "the checkpoint has no pooling configuration; using mean pooling, with vectors normalized only on request"

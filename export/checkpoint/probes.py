@@ -5,18 +5,18 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from export.checkpoint.vocabulary import AT_ONCE, UNCUT
-from export.errors import ExportError
-from export.progress import quiet
-from export.texts import corpus
-from serving.inference.tokenizer import opened_tokenizer
+from bertserve.export.checkpoint.vocabulary import AT_ONCE, UNCUT
+from bertserve.export.errors import ExportError
+from bertserve.export.progress import quiet
+from bertserve.export.texts import corpus
+from bertserve.serving.inference.tokenizer import opened_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from export.checkpoint.vocabulary import Vocabulary
-    from serving.inference.tokenizer import TextTokenizer
-    from serving.records import EncodedText
+    from bertserve.export.checkpoint.vocabulary import Vocabulary
+    from bertserve.serving.inference.tokenizer import TextTokenizer
+    from bertserve.serving.records import EncodedText
 
 _SHORT = (16, 17)
 """Limits that leave a pair an even and an odd number of tokens, and that most texts exceed."""

@@ -6,7 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from export.checkpoint import (
+from bertserve.export.checkpoint import (
     layouts,
     multi_vector,
     other_kinds,
@@ -17,25 +17,25 @@ from export.checkpoint import (
     vocabulary,
     weights,
 )
-from export.checkpoint.families import FAMILIES, family_of
-from export.checkpoint.families.family import ACTIVATIONS, ALIASES, require
-from export.checkpoint.folder import Folder
-from export.checkpoint.labels import REGRESSION, Asked, Labels, read_activation, read_labels, task_of_head
-from export.checkpoint.modules import Dense, Normalize
-from export.checkpoint.token_heads import TokenHead  # noqa: TC001  a field's type
-from export.errors import ExportError
-from export.progress import quiet
-from export.texts import corpus
-from serving.tasks import TASKS
+from bertserve.export.checkpoint.families import FAMILIES, family_of
+from bertserve.export.checkpoint.families.family import ACTIVATIONS, ALIASES, require
+from bertserve.export.checkpoint.folder import Folder
+from bertserve.export.checkpoint.labels import REGRESSION, Asked, Labels, read_activation, read_labels, task_of_head
+from bertserve.export.checkpoint.modules import Dense, Normalize
+from bertserve.export.checkpoint.token_heads import TokenHead  # noqa: TC001  a field's type
+from bertserve.export.errors import ExportError
+from bertserve.export.progress import quiet
+from bertserve.export.texts import corpus
+from bertserve.serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from export.checkpoint.families.family import Family
-    from export.checkpoint.layouts.case import Case
-    from export.checkpoint.source import Source
-    from serving.models.manifest import Activation
-    from serving.records import EncodedText, MultiVector
+    from bertserve.export.checkpoint.families.family import Family
+    from bertserve.export.checkpoint.layouts.case import Case
+    from bertserve.export.checkpoint.source import Source
+    from bertserve.serving.models.manifest import Activation
+    from bertserve.serving.records import EncodedText, MultiVector
 
 CANDIDATES = 100
 """Candidates of fill_mask for each mask, unless the vocabulary is smaller."""

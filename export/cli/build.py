@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from export.cli.command import add_bundle, add_threads, open_named, run
-from export.engines.tensorrt import TARGETS
-from serving.host import available_cpus
-from serving.models.manifest import ENGINE_GRAPHS
-from serving.options import OptionParser
+from bertserve.export.cli.command import add_bundle, add_threads, open_named, run
+from bertserve.export.engines.tensorrt import TARGETS
+from bertserve.serving.host import available_cpus
+from bertserve.serving.models.manifest import ENGINE_GRAPHS
+from bertserve.serving.options import OptionParser
 
 if TYPE_CHECKING:
     import argparse
 
-    from export.progress import Progress
+    from bertserve.export.progress import Progress
 
 
 def main(argv: list[str]) -> int:
@@ -27,7 +27,7 @@ def _build(options: argparse.Namespace, progress: Progress) -> int:
     with progress.stage("checking files, digests and operators"):
         bundle = open_named(options.bundle)
     # Imports engine libraries, which takes a second; file errors are reported first.
-    from export.engines.native import build  # noqa: PLC0415
+    from bertserve.export.engines.native import build  # noqa: PLC0415
 
     threads = options.threads or available_cpus()
     outcome = build(bundle, options.cache_dir, options.target, options.precision, threads, progress)

@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from export.errors import ExportError
-from export.progress import Progress
-from serving.errors import BundleError
-from serving.host import installing
-from serving.models.bundle import Bundle, open_bundle
-from serving.models.manifest import MANIFEST
-from serving.models.node_cache import CacheError
-from serving.models.verified_dir import versions
-from serving.options import positive
+from bertserve.export.errors import ExportError
+from bertserve.export.progress import Progress
+from bertserve.serving.errors import BundleError
+from bertserve.serving.host import installing
+from bertserve.serving.models.bundle import Bundle, open_bundle
+from bertserve.serving.models.manifest import MANIFEST
+from bertserve.serving.models.node_cache import CacheError
+from bertserve.serving.models.verified_dir import versions
+from bertserve.serving.options import positive
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -8,33 +8,33 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from export.checkpoint.labels import REGRESSION
-from export.checkpoint.layouts.case import CASES
-from export.checkpoint.reader import open_checkpoint
-from export.checkpoint.source import DEMO, locate
-from export.checkpoint.token_heads import OUTPUTS
-from export.cli.command import run
-from export.engines.tensorrt import GRAPH, NATIVE
-from export.engines.tensorrt import TARGETS as TENSORRT_TARGETS
-from export.errors import ExportError, LeftOutError
-from export.pages.tables import show
-from export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, LIMITED, SECOND, WAIVABLE, Recipe
-from export.report import terminal
-from serving.engine.kinds import ENGINES
-from serving.errors import BundleError
-from serving.models.bundle import BundleWriter, open_bundle, read_bundle
-from serving.models.manifest import ENGINE_GRAPHS
-from serving.models.staging_dir import exclusive
-from serving.models.verified_dir import versions
-from serving.options import OptionParser, positive
-from serving.tasks import TASKS
+from bertserve.export.checkpoint.labels import REGRESSION
+from bertserve.export.checkpoint.layouts.case import CASES
+from bertserve.export.checkpoint.reader import open_checkpoint
+from bertserve.export.checkpoint.source import DEMO, locate
+from bertserve.export.checkpoint.token_heads import OUTPUTS
+from bertserve.export.cli.command import run
+from bertserve.export.engines.tensorrt import GRAPH, NATIVE
+from bertserve.export.engines.tensorrt import TARGETS as TENSORRT_TARGETS
+from bertserve.export.errors import ExportError, LeftOutError
+from bertserve.export.pages.tables import show
+from bertserve.export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, LIMITED, SECOND, WAIVABLE, Recipe
+from bertserve.export.report import terminal
+from bertserve.serving.engine.kinds import ENGINES
+from bertserve.serving.errors import BundleError
+from bertserve.serving.models.bundle import BundleWriter, open_bundle, read_bundle
+from bertserve.serving.models.manifest import ENGINE_GRAPHS
+from bertserve.serving.models.staging_dir import exclusive
+from bertserve.serving.models.verified_dir import versions
+from bertserve.serving.options import OptionParser, positive
+from bertserve.serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from export.checkpoint.source import Located
-    from export.progress import Progress
-    from serving.models.bundle import Bundle
+    from bertserve.export.checkpoint.source import Located
+    from bertserve.export.progress import Progress
+    from bertserve.serving.models.bundle import Bundle
 
 
 _MODULES = frozenset(
@@ -108,7 +108,7 @@ def _make(recipe: Recipe, located: Located, progress: Progress) -> int:
             _check_task(recipe.out / writer.model, checkpoint.task)
     with progress.stage("starting PyTorch"):
         # Slow to import; errors of the command line and of the checkpoint's files are reported first.
-        from export import build  # noqa: PLC0415
+        from bertserve.export import build  # noqa: PLC0415
     built = build.build(recipe, checkpoint, writer, progress)
     _tell(built.bundle, f"in {progress.elapsed_s:.0f} s")
     if not recipe.if_changed:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from export.cli.command import add_bundle, open_named, run
-from export.pages.tables import show
-from export.report import terminal
-from serving.models.manifest import MANIFEST
-from serving.options import OptionParser
+from bertserve.export.cli.command import add_bundle, open_named, run
+from bertserve.export.pages.tables import show
+from bertserve.export.report import terminal
+from bertserve.serving.models.manifest import MANIFEST
+from bertserve.serving.options import OptionParser
 
 if TYPE_CHECKING:
     import argparse
 
-    from export.progress import Progress
+    from bertserve.export.progress import Progress
 
 
 def main(argv: list[str]) -> int:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from export.cli.command import add_bundle, add_threads, open_named, run
-from export.errors import ExportError
-from export.pages.tables import printable, show
-from export.report import terminal
-from serving.host import available_cpus
-from serving.models.node_cache import with_engines
-from serving.options import OptionParser
+from bertserve.export.cli.command import add_bundle, add_threads, open_named, run
+from bertserve.export.errors import ExportError
+from bertserve.export.pages.tables import printable, show
+from bertserve.export.report import terminal
+from bertserve.serving.host import available_cpus
+from bertserve.serving.models.node_cache import with_engines
+from bertserve.serving.options import OptionParser
 
 if TYPE_CHECKING:
     import argparse
 
-    from export.progress import Progress
+    from bertserve.export.progress import Progress
 
 
 def main(argv: list[str]) -> int:
@@ -32,7 +32,7 @@ def _verify(options: argparse.Namespace, progress: Progress) -> int:
         if options.cache_dir is not None:
             bundle = with_engines(options.cache_dir, bundle)
     # Imports the engine's library, which takes a second; file errors are reported first.
-    from export.proof.verify import State, keep, verify  # noqa: PLC0415
+    from bertserve.export.proof.verify import State, keep, verify  # noqa: PLC0415
 
     outcomes = verify(bundle, options.reference, threads, progress)
     checked = [outcome.artifact for outcome in outcomes if outcome.state is not State.UNCHECKED]

@@ -6,8 +6,8 @@ import re
 import shutil
 from pathlib import Path
 
-from export.errors import NoRoomError
-from serving import cgroups
+from bertserve.export.errors import NoRoomError
+from bertserve.serving import cgroups
 
 _GIB = 1 << 30
 _MEMINFO = Path("/proc/meminfo")

@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from export.engines import tensorrt
-from export.errors import ExportError, NoRoomError
-from export.proof.verify import State, verify
-from serving.engine.gpu import discovery
-from serving.errors import BundleError
-from serving.models.bundle import open_bundle
-from serving.models.manifest import Quantisation
-from serving.models.node_cache import CacheError, CacheWriter, Proof, open_entry
+from bertserve.export.engines import tensorrt
+from bertserve.export.errors import ExportError, NoRoomError
+from bertserve.export.proof.verify import State, verify
+from bertserve.serving.engine.gpu import discovery
+from bertserve.serving.errors import BundleError
+from bertserve.serving.models.bundle import open_bundle
+from bertserve.serving.models.manifest import Quantisation
+from bertserve.serving.models.node_cache import CacheError, CacheWriter, Proof, open_entry
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from export.progress import Progress
-    from export.proof.verify import Outcome
-    from serving.engine.specs import EngineBuild
-    from serving.models.bundle import Bundle
-    from serving.models.manifest import Precision
+    from bertserve.export.progress import Progress
+    from bertserve.export.proof.verify import Outcome
+    from bertserve.serving.engine.specs import EngineBuild
+    from bertserve.serving.models.bundle import Bundle
+    from bertserve.serving.models.manifest import Precision
 
 TIMINGS = "tensorrt.timings"
 """TensorRT's measurements of its kernels on this GPU, for the next build."""

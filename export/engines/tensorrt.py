@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from export.engines import free_space
-from export.engines.tensorrt_builder import Answer, Build, Done, Failed, Step
-from export.errors import ExportError, NoRoomError
-from serving.children import module_command
-from serving.engine.specs import DATA_SUFFIX, EngineBuild, ShapeProfile
-from serving.host import available_cpus
-from serving.models.manifest import GPUS, Artifact
-from serving.models.verified_dir import digest
-from serving.scheduling.cost import BUCKETS, bucket_for
+from bertserve.export.engines import free_space
+from bertserve.export.engines.tensorrt_builder import Answer, Build, Done, Failed, Step
+from bertserve.export.errors import ExportError, NoRoomError
+from bertserve.serving.children import module_command
+from bertserve.serving.engine.specs import DATA_SUFFIX, EngineBuild, ShapeProfile
+from bertserve.serving.host import available_cpus
+from bertserve.serving.models.manifest import GPUS, Artifact
+from bertserve.serving.models.verified_dir import digest
+from bertserve.serving.scheduling.cost import BUCKETS, bucket_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from serving.models.manifest import Precision, Target
+    from bertserve.serving.models.manifest import Precision, Target
 
 NATIVE = "native"
 CAPABILITIES = {"t4": "SM75", "sm75": "SM75", "sm80": "SM80", "sm86": "SM86", "sm89": "SM89", "sm120": "SM120"}
@@ -152,7 +152,7 @@ def target_of(compute_capability: str) -> Target:
 
 
 def _run(order: Build, subject: str, count: Callable[[int, int], None]) -> Done:
-    command = module_command("export.engines.tensorrt_builder", msgspec.json.encode(order).decode())
+    command = module_command("bertserve.export.engines.tensorrt_builder", msgspec.json.encode(order).decode())
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
         try:
             answer = _last_answer(process, count)

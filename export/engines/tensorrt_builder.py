@@ -1,4 +1,4 @@
-"""The process that runs TensorRT's builder: `python -m export.engines.tensorrt_builder REQUEST`.
+"""The process that runs TensorRT's builder: `python -m bertserve.export.engines.tensorrt_builder REQUEST`.
 
 The builder is native code that takes gigabytes and may crash. In a separate process its memory is released, its crash
 is one sentence, and an interrupt stops it at once. It prints one JSON object per line.
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from serving.engine.gpu import tensorrt_library
-from serving.engine.specs import EngineBuild, ShapeProfile
+from bertserve.serving.engine.gpu import tensorrt_library
+from bertserve.serving.engine.specs import EngineBuild, ShapeProfile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.engine.gpu.tensorrt_library import Native
+    from bertserve.serving.engine.gpu.tensorrt_library import Native
 
 Shape = tuple[int, int]
 

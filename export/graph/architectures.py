@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from export.checkpoint.families import bert, jina_bert
+from bertserve.export.checkpoint.families import bert, jina_bert
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from export.checkpoint.reader import Checkpoint
+    from bertserve.export.checkpoint.reader import Checkpoint
 
 
 def adapt(model: nn.Module, checkpoint: Checkpoint) -> None:

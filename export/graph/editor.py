@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper, version_converter
 
-from serving.engine.specs import DATA_SUFFIX
+from bertserve.serving.engine.specs import DATA_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import onnx
 from onnx import TensorProto
 
-from export.errors import ExportError
+from bertserve.export.errors import ExportError
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet

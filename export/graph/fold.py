@@ -9,10 +9,10 @@ import onnx
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from export.graph.nodes import replace
+from bertserve.export.graph.nodes import replace
 
 if TYPE_CHECKING:
-    from export.graph.editor import GraphEditor
+    from bertserve.export.graph.editor import GraphEditor
 
 
 def fold(editor: GraphEditor) -> None:

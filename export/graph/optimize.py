@@ -13,21 +13,21 @@ from onnx import numpy_helper
 from onnxruntime.transformers.fusion_options import FusionOptions
 from onnxruntime.transformers.optimizer import optimize_model
 
-from export.checkpoint.families.family import ACTIVATIONS, BERT_EMBEDDING, BERT_LAYER
-from export.checkpoint.sparse import blocks
-from export.errors import ExportError
-from export.graph import flow
-from export.graph.editor import GraphEditor
-from export.graph.nodes import matrices
-from export.progress import quiet
-from serving.records import IDS
-from serving.tasks import TASKS
+from bertserve.export.checkpoint.families.family import ACTIVATIONS, BERT_EMBEDDING, BERT_LAYER
+from bertserve.export.checkpoint.sparse import blocks
+from bertserve.export.errors import ExportError
+from bertserve.export.graph import flow
+from bertserve.export.graph.editor import GraphEditor
+from bertserve.export.graph.nodes import matrices
+from bertserve.export.progress import quiet
+from bertserve.serving.records import IDS
+from bertserve.serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from export.checkpoint.reader import Checkpoint
+    from bertserve.export.checkpoint.reader import Checkpoint
 
 _LISTED = frozenset({"MatMulInteger"})
 """Operators to count beside those of the domain com.microsoft."""

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from export.checkpoint.modules import Dense, LayerNorm
-from export.graph import tensors
+from bertserve.export.checkpoint.modules import Dense, LayerNorm
+from bertserve.export.graph import tensors
 
 if TYPE_CHECKING:
-    from export.checkpoint.modules import Module
-    from export.checkpoint.reader import Checkpoint
+    from bertserve.export.checkpoint.modules import Module
+    from bertserve.export.checkpoint.reader import Checkpoint
 
 
 class SentenceHead(nn.Module):

@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from export.checkpoint.sparse import BLOCK, IDF
-from export.checkpoint.weights import find
-from export.errors import ExportError
-from export.graph import tensors
+from bertserve.export.checkpoint.sparse import BLOCK, IDF
+from bertserve.export.checkpoint.weights import find
+from bertserve.export.errors import ExportError
+from bertserve.export.graph import tensors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from export.checkpoint.reader import Checkpoint
+    from bertserve.export.checkpoint.reader import Checkpoint
 
 
 class SparseHead(nn.Module):

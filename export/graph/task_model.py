@@ -11,26 +11,26 @@ import numpy as np
 import torch
 import transformers
 
-from export.graph import architectures, tensors
-from export.graph.editor import GraphEditor
-from export.graph.fold import fold
-from export.graph.sentence_head import SentenceHead
-from export.graph.sparse_head import SparseHead
-from export.graph.token_heads import TokenHeads
-from export.progress import quiet
-from export.tasks import EXPORTS
-from serving.engine.specs import ModelSpec
-from serving.models.bundle import data_entry
-from serving.models.verified_dir import digest
-from serving.records import IDS, MASK, POSITIONS, TYPES
-from serving.tasks import TASKS
+from bertserve.export.graph import architectures, tensors
+from bertserve.export.graph.editor import GraphEditor
+from bertserve.export.graph.fold import fold
+from bertserve.export.graph.sentence_head import SentenceHead
+from bertserve.export.graph.sparse_head import SparseHead
+from bertserve.export.graph.token_heads import TokenHeads
+from bertserve.export.progress import quiet
+from bertserve.export.tasks import EXPORTS
+from bertserve.serving.engine.specs import ModelSpec
+from bertserve.serving.models.bundle import data_entry
+from bertserve.serving.models.verified_dir import digest
+from bertserve.serving.records import IDS, MASK, POSITIONS, TYPES
+from bertserve.serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from export.checkpoint.reader import Checkpoint
-    from serving.records import EncodedText, Row, TensorSpec
+    from bertserve.export.checkpoint.reader import Checkpoint
+    from bertserve.serving.records import EncodedText, Row, TensorSpec
 
 OPSET = 17
 _LONGEST_TEXTS = 32

@@ -11,18 +11,18 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from export.checkpoint.families import FAMILIES
-from export.checkpoint.unpickle import TYPES
-from export.checkpoint.weights import damage, readable
-from export.errors import ExportError
+from bertserve.export.checkpoint.families import FAMILIES
+from bertserve.export.checkpoint.unpickle import TYPES
+from bertserve.export.checkpoint.weights import damage, readable
+from bertserve.export.errors import ExportError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from export.checkpoint.families.family import Family
-    from export.checkpoint.safetensors_file import Tensor
-    from export.checkpoint.weights import Weights
+    from bertserve.export.checkpoint.families.family import Family
+    from bertserve.export.checkpoint.safetensors_file import Tensor
+    from bertserve.export.checkpoint.weights import Weights
 
 HEADS = tuple(dict.fromkeys(head for family in FAMILIES.values() for head in family.heads))
 """Heads of all families: a checkpoint converted between families may keep a head under its old names."""

@@ -9,8 +9,8 @@ from torch import nn
 if TYPE_CHECKING:
     import torch
 
-    from export.checkpoint.reader import Checkpoint
-    from export.checkpoint.token_heads import TokenHead
+    from bertserve.export.checkpoint.reader import Checkpoint
+    from bertserve.export.checkpoint.token_heads import TokenHead
 
 
 class TokenHeads(nn.Module):

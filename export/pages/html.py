@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from export.pages.tables import TONES
+from bertserve.export.pages.tables import TONES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from export.pages.tables import Table
+    from bertserve.export.pages.tables import Table
 
     Part: TypeAlias = "str | Mapping[str, object] | Table | Verdict | Tiles | Plots | Listing | Section"
     """A string is a paragraph, left out if it is empty; a dict shows names and values."""

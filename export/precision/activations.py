@@ -8,11 +8,11 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from export.graph.editor import GraphEditor
-from export.precision.equalise import Seen
-from serving.engine.base import Batch
-from serving.engine.batches import Padder
-from serving.records import ModelIndex
+from bertserve.export.graph.editor import GraphEditor
+from bertserve.export.precision.equalise import Seen
+from bertserve.serving.engine.base import Batch
+from bertserve.serving.engine.batches import Padder
+from bertserve.serving.records import ModelIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from export.precision.products import Product
-    from serving.engine.specs import ModelSpec
-    from serving.records import EncodedText
+    from bertserve.export.precision.products import Product
+    from bertserve.serving.engine.specs import ModelSpec
+    from bertserve.serving.records import EncodedText
 
 _ROWS = 256
 """Tokens whose activations are kept: 65 MB for BERT-base."""

@@ -7,14 +7,14 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from export.errors import ExportError
-from export.texts import corpus
+from bertserve.export.errors import ExportError
+from bertserve.export.texts import corpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from export.texts.corpus import Text
+    from bertserve.export.texts.corpus import Text
 
 MIN_TEXTS = 16
 MAX_TEXTS = 128

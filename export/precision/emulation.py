@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from onnx import TensorProto
 
-from export.graph import nodes
-from export.graph.editor import GraphEditor
-from export.precision import ranges
+from bertserve.export.graph import nodes
+from bertserve.export.graph.editor import GraphEditor
+from bertserve.export.precision import ranges
 
 if TYPE_CHECKING:
     from pathlib import Path

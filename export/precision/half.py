@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from onnx import TensorProto, helper
 
-from export.errors import ExportError
-from export.graph import nodes
-from export.graph.editor import GraphEditor
-from export.precision import ranges
+from bertserve.export.errors import ExportError
+from bertserve.export.graph import nodes
+from bertserve.export.graph.editor import GraphEditor
+from bertserve.export.precision import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,27 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from export.errors import ExportError
-from export.graph import optimize
-from export.graph.editor import GraphEditor
-from export.graph.task_model import spec_of
-from export.precision import activations, calibration, openvino, qdq, quantize
-from export.precision.equalise import choose
-from export.precision.products import find
-from export.texts import corpus
-from serving.host import available_cpus
-from serving.models.manifest import Quantisation
+from bertserve.export.errors import ExportError
+from bertserve.export.graph import optimize
+from bertserve.export.graph.editor import GraphEditor
+from bertserve.export.graph.task_model import spec_of
+from bertserve.export.precision import activations, calibration, openvino, qdq, quantize
+from bertserve.export.precision.equalise import choose
+from bertserve.export.precision.products import find
+from bertserve.export.texts import corpus
+from bertserve.serving.host import available_cpus
+from bertserve.serving.models.manifest import Quantisation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from export.checkpoint.reader import Checkpoint
-    from export.precision.equalise import Cut
-    from export.progress import Progress
-    from export.recipe import Recipe
-    from serving.engine.specs import ModelSpec
-    from serving.records import EncodedText
+    from bertserve.export.checkpoint.reader import Checkpoint
+    from bertserve.export.precision.equalise import Cut
+    from bertserve.export.progress import Progress
+    from bertserve.export.recipe import Recipe
+    from bertserve.serving.engine.specs import ModelSpec
+    from bertserve.serving.records import EncodedText
 
 FORMS = frozenset({"int8", "int8-openvino"})
 

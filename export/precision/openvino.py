@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from export.errors import ExportError
-from export.graph.editor import GraphEditor
-from export.graph.nodes import matrices, replace
-from export.precision import equalise
-from export.precision.products import find, multiplies_words
-from serving.host import installing
+from bertserve.export.errors import ExportError
+from bertserve.export.graph.editor import GraphEditor
+from bertserve.export.graph.nodes import matrices, replace
+from bertserve.export.precision import equalise
+from bertserve.export.precision.products import find, multiplies_words
+from bertserve.serving.host import installing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from export.graph.optimize import Shape
-    from export.precision.equalise import Cut
+    from bertserve.export.graph.optimize import Shape
+    from bertserve.export.precision.equalise import Cut
 
 _LEVELS = 255
 _LARGE_TABLE = 1 << 20

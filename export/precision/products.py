@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from export.graph.nodes import matrices
+from bertserve.export.graph.nodes import matrices
 
 if TYPE_CHECKING:
     import onnx

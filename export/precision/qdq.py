@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
-from export.errors import ExportError
-from export.graph.editor import GraphEditor
-from export.graph.nodes import replace
+from bertserve.export.errors import ExportError
+from bertserve.export.graph.editor import GraphEditor
+from bertserve.export.graph.nodes import replace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from export.graph.optimize import Shape
-    from export.precision.equalise import Cut
-    from export.precision.products import Product
+    from bertserve.export.graph.optimize import Shape
+    from bertserve.export.precision.equalise import Cut
+    from bertserve.export.precision.products import Product
 
     Floats = NDArray[np.float32]
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
-from export.graph.editor import MAPPED, GraphEditor
-from export.graph.nodes import copy, replace
-from export.graph.optimize import check_counts, operators
-from export.precision.equalise import eight_bits
-from export.precision.products import find
+from bertserve.export.graph.editor import MAPPED, GraphEditor
+from bertserve.export.graph.nodes import copy, replace
+from bertserve.export.graph.optimize import check_counts, operators
+from bertserve.export.precision.equalise import eight_bits
+from bertserve.export.precision.products import find
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from export.graph.optimize import Shape
-    from export.precision.equalise import Cut
+    from bertserve.export.graph.optimize import Shape
+    from bertserve.export.precision.equalise import Cut
 
 _LEVELS = 255
 _BLOCK = 1 << 22

@@ -14,33 +14,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from export.errors import ExportError
-from export.progress import quiet
-from export.proof.parity import run_batch, with_broken
-from export.proof.reference_library import failing_as
-from export.tasks import EXPORTS
-from export.tasks.decisions import cosine
-from export.texts.corpus import shown
-from serving.errors import BertserveError
-from serving.inference.served_models import ServedModel
-from serving.inference.tokenizer import TextTokenizer
-from serving.models.bundle import Bundle
-from serving.models.manifest import TOKENIZER, Artifact, EndToEnd
-from serving.records import TYPES, ModelIndex
-from serving.tasks import WAYS
-from serving.tasks.base import Work
+from bertserve.export.errors import ExportError
+from bertserve.export.progress import quiet
+from bertserve.export.proof.parity import run_batch, with_broken
+from bertserve.export.proof.reference_library import failing_as
+from bertserve.export.tasks import EXPORTS
+from bertserve.export.tasks.decisions import cosine
+from bertserve.export.texts.corpus import shown
+from bertserve.serving.errors import BertserveError
+from bertserve.serving.inference.served_models import ServedModel
+from bertserve.serving.inference.tokenizer import TextTokenizer
+from bertserve.serving.models.bundle import Bundle
+from bertserve.serving.models.manifest import TOKENIZER, Artifact, EndToEnd
+from bertserve.serving.records import TYPES, ModelIndex
+from bertserve.serving.tasks import WAYS
+from bertserve.serving.tasks.base import Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from export.tasks.libraries.answers import Answer, Form
-    from export.tasks.libraries.library import Library, Tokens
-    from export.tasks.limits import Limits
-    from export.texts.corpus import Text
-    from serving.engine.base import Engine
-    from serving.models.manifest import Manifest
-    from serving.records import EncodedText, Row, TextInput
+    from bertserve.export.tasks.libraries.answers import Answer, Form
+    from bertserve.export.tasks.libraries.library import Library, Tokens
+    from bertserve.export.tasks.limits import Limits
+    from bertserve.export.texts.corpus import Text
+    from bertserve.serving.engine.base import Engine
+    from bertserve.serving.models.manifest import Manifest
+    from bertserve.serving.records import EncodedText, Row, TextInput
 
 _BATCH = 8
 _SHORT = 48

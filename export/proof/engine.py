@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from serving.engine.base import EngineLoad, InlineEngine
-from serving.engine.gpu import discovery
-from serving.engine.kinds import engine_for
-from serving.engine.process.worker import open_backend
+from bertserve.serving.engine.base import EngineLoad, InlineEngine
+from bertserve.serving.engine.gpu import discovery
+from bertserve.serving.engine.kinds import engine_for
+from bertserve.serving.engine.process.worker import open_backend
 
 if TYPE_CHECKING:
-    from serving.engine.base import Engine
-    from serving.engine.specs import ModelSpec
-    from serving.models.manifest import Artifact, Target
+    from bertserve.serving.engine.base import Engine
+    from bertserve.serving.engine.specs import ModelSpec
+    from bertserve.serving.models.manifest import Artifact, Target
 
 MAX_TOKENS = 4096
 """Tokens of a batch on a GPU: 32 texts of 128 tokens."""

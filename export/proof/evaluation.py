@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from export.proof import parity
-from serving.models.manifest import Accuracy, EndToEnd
+from bertserve.export.proof import parity
+from bertserve.serving.models.manifest import Accuracy, EndToEnd
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from export.proof.end_to_end import EndToEndProof
-    from export.tasks.accuracy import Examples
-    from export.tasks.decisions import DecisionComparator
-    from export.tasks.limits import Limits
-    from serving.engine.base import Engine
+    from bertserve.export.proof.end_to_end import EndToEndProof
+    from bertserve.export.tasks.accuracy import Examples
+    from bertserve.export.tasks.decisions import DecisionComparator
+    from bertserve.export.tasks.limits import Limits
+    from bertserve.serving.engine.base import Engine
 
 
 @dataclass(slots=True, frozen=True)

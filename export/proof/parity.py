@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from export.errors import ExportError
-from export.texts.corpus import shown
-from serving.engine.base import Batch, BatchOutput
-from serving.models.manifest import Invariance, Parity
-from serving.records import EncodedText, ModelIndex
-from serving.scheduling.cost import bucket_for
+from bertserve.export.errors import ExportError
+from bertserve.export.texts.corpus import shown
+from bertserve.serving.engine.base import Batch, BatchOutput
+from bertserve.serving.models.manifest import Invariance, Parity
+from bertserve.serving.records import EncodedText, ModelIndex
+from bertserve.serving.scheduling.cost import bucket_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from export.tasks.decisions import DecisionComparator, Numbers
-    from export.tasks.limits import Limits
-    from export.texts.corpus import Text
-    from serving.engine.base import Engine
-    from serving.models.manifest import Accuracy
-    from serving.records import Row
+    from bertserve.export.tasks.decisions import DecisionComparator, Numbers
+    from bertserve.export.tasks.limits import Limits
+    from bertserve.export.texts.corpus import Text
+    from bertserve.serving.engine.base import Engine
+    from bertserve.serving.models.manifest import Accuracy
+    from bertserve.serving.records import Row
 
     Count = Callable[[int, int], None]
     Plan = list[tuple[list[int], list[EncodedText]]]

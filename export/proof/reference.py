@@ -15,9 +15,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from export.errors import ExportError
-from export.proof.parity import Reference
-from serving.records import EncodedText
+from bertserve.export.errors import ExportError
+from bertserve.export.proof.parity import Reference
+from bertserve.serving.records import EncodedText
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from export.tasks.decisions import DecisionComparator
+    from bertserve.export.tasks.decisions import DecisionComparator
 
 REFERENCE = "reference.safetensors"
 

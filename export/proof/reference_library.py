@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import transformers
 
-from export.checkpoint.weights import unpickle
-from export.errors import ExportError
-from export.progress import quiet
-from export.tasks import EXPORTS
+from bertserve.export.checkpoint.weights import unpickle
+from bertserve.export.errors import ExportError
+from bertserve.export.progress import quiet
+from bertserve.export.tasks import EXPORTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from export.checkpoint.reader import Checkpoint
-    from export.tasks.libraries.library import Library
+    from bertserve.export.checkpoint.reader import Checkpoint
+    from bertserve.export.tasks.libraries.library import Library
 
 _LONGEST_REASON = 200
 _DROPPED = frozenset({"alibi", "relative_key", "relative_key_query"})

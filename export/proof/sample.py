@@ -1,6 +1,6 @@
 """Compares proven artifacts with PyTorch on a few texts; started by `serving/rollout/processor_check.py`.
 
-`python -m export.proof.sample BUNDLE THREADS FILE...` prints a line of JSON: for each file whether it may be served,
+`python -m bertserve.export.proof.sample BUNDLE THREADS FILE...` prints a line of JSON: for each file whether it may be served,
 and the finding.
 """
 
@@ -11,11 +11,11 @@ import json
 import sys
 from pathlib import Path
 
-from export.errors import ExportError
-from export.progress import Progress
-from export.proof.verify import State, repeat_sample
-from serving.errors import BundleError
-from serving.models.bundle import open_bundle
+from bertserve.export.errors import ExportError
+from bertserve.export.progress import Progress
+from bertserve.export.proof.verify import State, repeat_sample
+from bertserve.serving.errors import BundleError
+from bertserve.serving.models.bundle import open_bundle
 
 
 def main(path: str, threads: str, *files: str) -> int:

@@ -11,32 +11,32 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from export.checkpoint.tokenizer import BareExceptions
-from export.checkpoint.vocabulary import Vocabulary
-from export.errors import ExportError
-from export.proof import parity, reference
-from export.proof.engine import gpu_obstacle, open_engine
-from export.proof.evaluation import Labelled, ReferenceEvaluation
-from export.recipe import limits_of
-from export.tasks import EXPORTS, comparator_of
-from export.texts import corpus
-from serving.engine.kinds import engine_for
-from serving.engine.specs import ModelSpec
-from serving.errors import BundleError
-from serving.host import command, installing
-from serving.models.bundle import data_entry
-from serving.models.manifest import TOKENIZER
-from serving.models.node_cache import CacheWriter, Proof
-from serving.models.verified_dir import digest
+from bertserve.export.checkpoint.tokenizer import BareExceptions
+from bertserve.export.checkpoint.vocabulary import Vocabulary
+from bertserve.export.errors import ExportError
+from bertserve.export.proof import parity, reference
+from bertserve.export.proof.engine import gpu_obstacle, open_engine
+from bertserve.export.proof.evaluation import Labelled, ReferenceEvaluation
+from bertserve.export.recipe import limits_of
+from bertserve.export.tasks import EXPORTS, comparator_of
+from bertserve.export.texts import corpus
+from bertserve.serving.engine.kinds import engine_for
+from bertserve.serving.engine.specs import ModelSpec
+from bertserve.serving.errors import BundleError
+from bertserve.serving.host import command, installing
+from bertserve.serving.models.bundle import data_entry
+from bertserve.serving.models.manifest import TOKENIZER
+from bertserve.serving.models.node_cache import CacheWriter, Proof
+from bertserve.serving.models.verified_dir import digest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from export.progress import Progress
-    from export.tasks.accuracy import Examples
-    from serving.engine.base import Engine
-    from serving.models.bundle import Bundle
-    from serving.models.manifest import Artifact, FileEntry, Manifest
+    from bertserve.export.progress import Progress
+    from bertserve.export.tasks.accuracy import Examples
+    from bertserve.serving.engine.base import Engine
+    from bertserve.serving.models.bundle import Bundle
+    from bertserve.serving.models.manifest import Artifact, FileEntry, Manifest
 
 
 class State(Enum):
@@ -247,7 +247,7 @@ class _Verification:
             spec = self._spec(path, artifact.sha256, artifact.data)
             return open_engine(msgspec.structs.replace(spec, build=artifact.engine), artifact.target, self._threads)
         # As in the export: a CPU would not round as a GPU does. Imports the library onnx.
-        from export.precision import emulation  # noqa: PLC0415
+        from bertserve.export.precision import emulation  # noqa: PLC0415
 
         with TemporaryDirectory() as folder:
             twin = Path(folder) / artifact.file

@@ -7,14 +7,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from export.proof.parity import run_batch, text_of_length
+from bertserve.export.proof.parity import run_batch, text_of_length
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from export.proof.parity import Count
-    from serving.engine.base import Engine
-    from serving.records import EncodedText
+    from bertserve.export.proof.parity import Count
+    from bertserve.serving.engine.base import Engine
+    from bertserve.serving.records import EncodedText
 
 BATCHES = (1, 8)
 LENGTHS = (16, 32, 128)

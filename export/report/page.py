@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from export.pages import html
-from export.pages.plots import Histogram, Scatter, in_page
-from export.pages.tables import Table, untitled
-from export.recipe import limits_of
-from export.report.terminal import accuracy, answer, end_to_end, executor, ranges, size
-from export.tasks.limits import Limits
-from export.texts.corpus import shown
-from serving.models.manifest import FileEntry
+from bertserve.export.pages import html
+from bertserve.export.pages.plots import Histogram, Scatter, in_page
+from bertserve.export.pages.tables import Table, untitled
+from bertserve.export.recipe import limits_of
+from bertserve.export.report.terminal import accuracy, answer, end_to_end, executor, ranges, size
+from bertserve.export.tasks.limits import Limits
+from bertserve.export.texts.corpus import shown
+from bertserve.serving.models.manifest import FileEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from export.proof.parity import Comparison, Reference
-    from export.report.latency import Latency
-    from serving.models.manifest import Artifact, Manifest, Parity
-    from serving.records import TensorSpec
+    from bertserve.export.proof.parity import Comparison, Reference
+    from bertserve.export.report.latency import Latency
+    from bertserve.serving.models.manifest import Artifact, Manifest, Parity
+    from bertserve.serving.records import TensorSpec
 
     Figure = tuple[str, float | None, str]
     """A label, a value, and the name of its limit."""

@@ -7,19 +7,19 @@ import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from export.pages.tables import Table, printable, untitled
-from export.recipe import limits_of
-from export.tasks.limits import Limits
-from serving.engine.kinds import AUTO, engine_for
-from serving.host import command
-from serving.tasks import TASKS
+from bertserve.export.pages.tables import Table, printable, untitled
+from bertserve.export.recipe import limits_of
+from bertserve.export.tasks.limits import Limits
+from bertserve.serving.engine.kinds import AUTO, engine_for
+from bertserve.serving.host import command
+from bertserve.serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from serving.models.bundle import Bundle
-    from serving.models.manifest import Artifact, EndToEnd, Manifest, Parity, Quantisation
+    from bertserve.serving.models.bundle import Bundle
+    from bertserve.serving.models.manifest import Artifact, EndToEnd, Manifest, Parity, Quantisation
 
 _COLUMNS = ("artifact", "precision", "size", "max diff", "cosine mean", "p1", "min", "agree", "batch invariant")
 _MIB = 1 << 20

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from export.tasks import answer, classify, embed, embed_sparse, embed_tokens, fill_mask, rerank, tag
+from bertserve.export.tasks import answer, classify, embed, embed_sparse, embed_tokens, fill_mask, rerank, tag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from export.tasks.base import TaskExport
-    from export.tasks.decisions import DecisionComparator
-    from serving.records import TensorSpec
+    from bertserve.export.tasks.base import TaskExport
+    from bertserve.export.tasks.decisions import DecisionComparator
+    from bertserve.serving.records import TensorSpec
 
 EXPORTS: dict[str, TaskExport] = {
     "embed": embed.EXPORT,

@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from export.errors import ExportError
-from export.tasks import metrics
-from export.texts import corpus
-from serving.records import EncodedText, Row
+from bertserve.export.errors import ExportError
+from bertserve.export.tasks import metrics
+from bertserve.export.texts import corpus
+from bertserve.serving.records import EncodedText, Row
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tokenizers import Encoding
 
-    from export.checkpoint.vocabulary import Vocabulary
-    from serving.records import MultiVector
+    from bertserve.export.checkpoint.vocabulary import Vocabulary
+    from bertserve.serving.records import MultiVector
 
 Score = Callable[[Sequence[Row]], dict[str, float]]
 """Computes the metrics, times 100 and by name, from raw answers in the order of the examples' texts."""

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from export.tasks import metrics
-from export.tasks.accuracy import Examples, Reader, encoded
-from export.tasks.base import TaskExport
-from export.tasks.decisions import DecisionComparator
-from export.tasks.libraries.answers import MANY, Form, span
-from export.tasks.libraries.library import BESIDE, tokens
-from export.tasks.libraries.pipelines import Transformers, surely
-from export.tasks.limits import limits_for
-from serving.tasks.answer import AnswerOptions
+from bertserve.export.tasks import metrics
+from bertserve.export.tasks.accuracy import Examples, Reader, encoded
+from bertserve.export.tasks.base import TaskExport
+from bertserve.export.tasks.decisions import DecisionComparator
+from bertserve.export.tasks.libraries.answers import MANY, Form, span
+from bertserve.export.tasks.libraries.library import BESIDE, tokens
+from bertserve.export.tasks.libraries.pipelines import Transformers, surely
+from bertserve.export.tasks.limits import limits_for
+from bertserve.serving.tasks.answer import AnswerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tokenizers import Encoding
 
-    from export.tasks.libraries.answers import Answer
-    from export.tasks.libraries.library import Tokens
-    from export.tasks.libraries.pipelines import Shake
-    from export.texts.corpus import Text
-    from serving.records import Array, EncodedText, Row
+    from bertserve.export.tasks.libraries.answers import Answer
+    from bertserve.export.tasks.libraries.library import Tokens
+    from bertserve.export.tasks.libraries.pipelines import Shake
+    from bertserve.export.texts.corpus import Text
+    from bertserve.serving.records import Array, EncodedText, Row
 
     Numbers = NDArray[np.float64]
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from export.tasks.accuracy import Reader
-    from export.tasks.decisions import DecisionComparator
-    from export.tasks.libraries.answers import Answer
-    from export.tasks.libraries.library import Library
-    from export.tasks.limits import Limits
-    from serving.models.manifest import Manifest, Precision
+    from bertserve.export.tasks.accuracy import Reader
+    from bertserve.export.tasks.decisions import DecisionComparator
+    from bertserve.export.tasks.libraries.answers import Answer
+    from bertserve.export.tasks.libraries.library import Library
+    from bertserve.export.tasks.limits import Limits
+    from bertserve.serving.models.manifest import Manifest, Precision
 
 Forward: TypeAlias = Callable[[Any, Mapping[str, Any], Mapping[str, Any]], tuple[Any, ...]]
 

@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from export.tasks import metrics
-from export.tasks.accuracy import Examples, ScoreReader
-from export.tasks.base import TaskExport
-from export.tasks.decisions import DecisionComparator, Scores
-from export.tasks.libraries.answers import FEW, Form, labels
-from export.tasks.libraries.library import tokens
-from export.tasks.libraries.pipelines import Transformers
-from export.tasks.limits import UNDIRECTED, limits_for
-from serving.tasks.classify import ClassifyOptions
+from bertserve.export.tasks import metrics
+from bertserve.export.tasks.accuracy import Examples, ScoreReader
+from bertserve.export.tasks.base import TaskExport
+from bertserve.export.tasks.decisions import DecisionComparator, Scores
+from bertserve.export.tasks.libraries.answers import FEW, Form, labels
+from bertserve.export.tasks.libraries.library import tokens
+from bertserve.export.tasks.libraries.pipelines import Transformers
+from bertserve.export.tasks.limits import UNDIRECTED, limits_for
+from bertserve.serving.tasks.classify import ClassifyOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from export.tasks.libraries.answers import Answer
-    from export.tasks.libraries.library import Tokens
-    from export.texts.corpus import Text
-    from serving.records import EncodedText, Row
+    from bertserve.export.tasks.libraries.answers import Answer
+    from bertserve.export.tasks.libraries.library import Tokens
+    from bertserve.export.texts.corpus import Text
+    from bertserve.serving.records import EncodedText, Row
 
 
 @dataclass(slots=True, frozen=True)

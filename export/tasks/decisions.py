@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from serving.records import Array, EncodedText, Row, TensorSpec
+    from bertserve.serving.records import Array, EncodedText, Row, TensorSpec
 
     Numbers = NDArray[np.float64]
 

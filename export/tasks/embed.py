@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from export.tasks.accuracy import PairReader
-from export.tasks.base import TaskExport
-from export.tasks.decisions import Undecided
-from export.tasks.libraries.answers import FEW, MANY, Form, vector
-from export.tasks.libraries.sentences import BATCH, SentenceTransformers
-from export.tasks.limits import limits_for
-from serving.records import MASK
-from serving.tasks.embed import EmbedOptions
-from serving.tasks.embed_sparse import EmbedSparseOptions
-from serving.tasks.embed_tokens import EmbedTokensOptions
+from bertserve.export.tasks.accuracy import PairReader
+from bertserve.export.tasks.base import TaskExport
+from bertserve.export.tasks.decisions import Undecided
+from bertserve.export.tasks.libraries.answers import FEW, MANY, Form, vector
+from bertserve.export.tasks.libraries.sentences import BATCH, SentenceTransformers
+from bertserve.export.tasks.limits import limits_for
+from bertserve.serving.records import MASK
+from bertserve.serving.tasks.embed import EmbedOptions
+from bertserve.serving.tasks.embed_sparse import EmbedSparseOptions
+from bertserve.serving.tasks.embed_tokens import EmbedTokensOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from export.checkpoint.reader import Checkpoint
-    from export.tasks.decisions import Numbers
-    from export.tasks.libraries.answers import Answer
-    from export.tasks.libraries.library import Tokens
-    from export.texts.corpus import Text
-    from serving.records import Row
-    from serving.tasks.base import TaskOptions
+    from bertserve.export.checkpoint.reader import Checkpoint
+    from bertserve.export.tasks.decisions import Numbers
+    from bertserve.export.tasks.libraries.answers import Answer
+    from bertserve.export.tasks.libraries.library import Tokens
+    from bertserve.export.texts.corpus import Text
+    from bertserve.serving.records import Row
+    from bertserve.serving.tasks.base import TaskOptions
 
 _MAX_PROMPTS = 4
 

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from export.checkpoint.sparse import IDF
-from export.tasks.accuracy import PairReader
-from export.tasks.base import TaskExport
-from export.tasks.decisions import DecisionComparator, cosine
-from export.tasks.embed import Encoder
-from export.tasks.libraries.answers import FEW, MANY, NEAR, Answer, Form, vector
-from export.tasks.libraries.sentences import BATCH
-from export.tasks.limits import limits_for
-from serving.records import MASK
-from serving.tasks.base import QUERIES
-from serving.tasks.embed_sparse import EmbedSparseOptions, of_tokens
+from bertserve.export.checkpoint.sparse import IDF
+from bertserve.export.tasks.accuracy import PairReader
+from bertserve.export.tasks.base import TaskExport
+from bertserve.export.tasks.decisions import DecisionComparator, cosine
+from bertserve.export.tasks.embed import Encoder
+from bertserve.export.tasks.libraries.answers import FEW, MANY, NEAR, Answer, Form, vector
+from bertserve.export.tasks.libraries.sentences import BATCH
+from bertserve.export.tasks.limits import limits_for
+from bertserve.serving.records import MASK
+from bertserve.serving.tasks.base import QUERIES
+from bertserve.serving.tasks.embed_sparse import EmbedSparseOptions, of_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from export.checkpoint.reader import Checkpoint
-    from export.tasks.decisions import Numbers
-    from export.texts.corpus import Text
-    from serving.models.manifest import Manifest
-    from serving.records import EncodedText, Row
-    from serving.tasks.embed_sparse import SparseVector
+    from bertserve.export.checkpoint.reader import Checkpoint
+    from bertserve.export.tasks.decisions import Numbers
+    from bertserve.export.texts.corpus import Text
+    from bertserve.serving.models.manifest import Manifest
+    from bertserve.serving.records import EncodedText, Row
+    from bertserve.serving.tasks.embed_sparse import SparseVector
 
 _LARGEST = 32
 """Words of a text that count as its decisions: in an inverted index they decide what is found."""

@@ -7,27 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from export.tasks import metrics
-from export.tasks.accuracy import Examples, Reader
-from export.tasks.base import TaskExport
-from export.tasks.decisions import Undecided, cosine
-from export.tasks.embed import Encoder
-from export.tasks.libraries.answers import FEW, Form, vector
-from export.tasks.libraries.sentences import BATCH
-from export.tasks.limits import limits_for
-from serving.tasks.embed_tokens import EmbedTokensOptions, vectors
-from serving.tasks.maxsim import maxsim
+from bertserve.export.tasks import metrics
+from bertserve.export.tasks.accuracy import Examples, Reader
+from bertserve.export.tasks.base import TaskExport
+from bertserve.export.tasks.decisions import Undecided, cosine
+from bertserve.export.tasks.embed import Encoder
+from bertserve.export.tasks.libraries.answers import FEW, Form, vector
+from bertserve.export.tasks.libraries.sentences import BATCH
+from bertserve.export.tasks.limits import limits_for
+from bertserve.serving.tasks.embed_tokens import EmbedTokensOptions, vectors
+from bertserve.serving.tasks.maxsim import maxsim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from export.checkpoint.reader import Checkpoint
-    from export.tasks.decisions import Numbers
-    from export.tasks.libraries.answers import Answer
-    from export.tasks.libraries.library import Tokens
-    from export.texts.corpus import Text
-    from serving.records import Row
+    from bertserve.export.checkpoint.reader import Checkpoint
+    from bertserve.export.tasks.decisions import Numbers
+    from bertserve.export.tasks.libraries.answers import Answer
+    from bertserve.export.tasks.libraries.library import Tokens
+    from bertserve.export.texts.corpus import Text
+    from bertserve.serving.records import Row
 
 _SIDES = ("document", "query")
 

@@ -7,26 +7,26 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from export.tasks import metrics
-from export.tasks.accuracy import Examples, Reader
-from export.tasks.base import TaskExport
-from export.tasks.decisions import DecisionComparator
-from export.tasks.libraries.answers import Form, fillings
-from export.tasks.libraries.library import tokens
-from export.tasks.libraries.pipelines import Transformers
-from export.tasks.limits import UNDIRECTED, limits_for
-from serving.records import POSITIONS
-from serving.tasks.fill_mask import FillMaskOptions
+from bertserve.export.tasks import metrics
+from bertserve.export.tasks.accuracy import Examples, Reader
+from bertserve.export.tasks.base import TaskExport
+from bertserve.export.tasks.decisions import DecisionComparator
+from bertserve.export.tasks.libraries.answers import Form, fillings
+from bertserve.export.tasks.libraries.library import tokens
+from bertserve.export.tasks.libraries.pipelines import Transformers
+from bertserve.export.tasks.limits import UNDIRECTED, limits_for
+from bertserve.serving.records import POSITIONS
+from bertserve.serving.tasks.fill_mask import FillMaskOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from export.tasks.libraries.answers import Answer
-    from export.tasks.libraries.library import Tokens
-    from export.texts.corpus import Text
-    from serving.records import EncodedText, Row
+    from bertserve.export.tasks.libraries.answers import Answer
+    from bertserve.export.tasks.libraries.library import Tokens
+    from bertserve.export.texts.corpus import Text
+    from bertserve.serving.records import EncodedText, Row
 
 _LONGEST_WITH_ONE_MASK = 16
 

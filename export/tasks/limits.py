@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serving.models.manifest import Precision
+    from bertserve.serving.models.manifest import Precision
 
 
 @dataclass(slots=True, frozen=True)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from export.tasks.accuracy import ScoreReader
-from export.tasks.base import TaskExport
-from export.tasks.decisions import Scores
-from export.tasks.libraries.answers import FEW, Form, score
-from export.tasks.libraries.sentences import BATCH, SentenceTransformers
-from export.tasks.limits import UNDIRECTED, limits_for
-from serving.tasks.rerank import RerankOptions
+from bertserve.export.tasks.accuracy import ScoreReader
+from bertserve.export.tasks.base import TaskExport
+from bertserve.export.tasks.decisions import Scores
+from bertserve.export.tasks.libraries.answers import FEW, Form, score
+from bertserve.export.tasks.libraries.sentences import BATCH, SentenceTransformers
+from bertserve.export.tasks.limits import UNDIRECTED, limits_for
+from bertserve.serving.tasks.rerank import RerankOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from export.tasks.libraries.answers import Answer
-    from export.texts.corpus import Text
+    from bertserve.export.tasks.libraries.answers import Answer
+    from bertserve.export.texts.corpus import Text
 
 
 class CrossEncoder(SentenceTransformers):

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from export.tasks import metrics
-from export.tasks.accuracy import Examples, Reader, encoded
-from export.tasks.base import TaskExport
-from export.tasks.decisions import DecisionComparator
-from export.tasks.libraries.answers import FEW, MANY, Form, entities, tagged
-from export.tasks.libraries.library import tokens
-from export.tasks.libraries.pipelines import Transformers, surely
-from export.tasks.limits import limits_for
-from serving.tasks.tag import Entity, TagOptions
+from bertserve.export.tasks import metrics
+from bertserve.export.tasks.accuracy import Examples, Reader, encoded
+from bertserve.export.tasks.base import TaskExport
+from bertserve.export.tasks.decisions import DecisionComparator
+from bertserve.export.tasks.libraries.answers import FEW, MANY, Form, entities, tagged
+from bertserve.export.tasks.libraries.library import tokens
+from bertserve.export.tasks.libraries.pipelines import Transformers, surely
+from bertserve.export.tasks.limits import limits_for
+from bertserve.serving.tasks.tag import Entity, TagOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tokenizers import Encoding
 
-    from export.tasks.libraries.answers import Answer
-    from export.tasks.libraries.library import Tokens
-    from export.tasks.libraries.pipelines import Shake
-    from export.texts.corpus import Text
-    from serving.records import EncodedText, Row
+    from bertserve.export.tasks.libraries.answers import Answer
+    from bertserve.export.tasks.libraries.library import Tokens
+    from bertserve.export.tasks.libraries.pipelines import Shake
+    from bertserve.export.texts.corpus import Text
+    from bertserve.serving.records import EncodedText, Row
 
 
 @dataclass(slots=True, frozen=True)

@@ -9,9 +9,9 @@ from array import array
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from export.errors import ExportError
-from serving.records import EncodedText
-from serving.tasks import TASKS
+from bertserve.export.errors import ExportError
+from bertserve.serving.records import EncodedText
+from bertserve.serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -80,7 +80,7 @@ def table(content: str, suffix: str) -> list[list[str]]:
 def _read(name: str, least: int) -> list[Text]:
     """One JSON object per line, with `text` and optionally `pair`."""
     try:
-        lines = (importlib.resources.files("export.texts") / name).read_text(encoding="utf-8").splitlines()
+        lines = (importlib.resources.files("bertserve.export.texts") / name).read_text(encoding="utf-8").splitlines()
         texts = [_text(json.loads(line)) for line in lines if line.strip()]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ExportError(f"export/texts/{name} cannot be read; reinstall bertserve: {error!r}") from error

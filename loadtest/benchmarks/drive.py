@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from loadtest.generator.child import Child
-from loadtest.generator.run import Kind, Load, run
-from loadtest.generator.scenario import Phase, Scenario
-from loadtest.generator.workload import sentence_words
-from loadtest.report.result import Result
+from bertserve.loadtest.generator.child import Child
+from bertserve.loadtest.generator.run import Kind, Load, run
+from bertserve.loadtest.generator.scenario import Phase, Scenario
+from bertserve.loadtest.generator.workload import sentence_words
+from bertserve.loadtest.report.result import Result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from loadtest.generator.messages import Target
-    from loadtest.generator.workload import Bundle
+    from bertserve.loadtest.generator.messages import Target
+    from bertserve.loadtest.generator.workload import Bundle
 
 SLO_MS = 250.0
 """A later answer is not good."""
@@ -128,7 +128,7 @@ def closed_loop(
     `place` holds the form of the requests, the port and the endpoint.
     """
     form, port, endpoint = place
-    with Child("loadtest.generator.client") as client:
+    with Child("bertserve.loadtest.generator.client") as client:
         opened: dict[str, Any] = {"form": form, "port": port, "endpoint": endpoint, "texts": {0: texts}}
         client.ask("open", way="loop", hidden_size=hidden_size, **opened)
         asked = {"way": "loop", "connections": connections, "tokens": 0}

@@ -7,22 +7,22 @@ from collections import defaultdict
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from loadtest.benchmarks.drive import block, closed_loop, drive, even, mixed_texts
-from loadtest.benchmarks.runner import Benchmark, Option
-from loadtest.benchmarks.server_process import HOST
-from loadtest.benchmarks.turns import Samples, Turn, measure_round
-from loadtest.generator.client import GRPC
-from loadtest.generator.messages import Target
-from loadtest.generator.workload import make_texts
-from loadtest.report.sample import Spread
+from bertserve.loadtest.benchmarks.drive import block, closed_loop, drive, even, mixed_texts
+from bertserve.loadtest.benchmarks.runner import Benchmark, Option
+from bertserve.loadtest.benchmarks.server_process import HOST
+from bertserve.loadtest.benchmarks.turns import Samples, Turn, measure_round
+from bertserve.loadtest.generator.client import GRPC
+from bertserve.loadtest.generator.messages import Target
+from bertserve.loadtest.generator.workload import make_texts
+from bertserve.loadtest.report.sample import Spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loadtest.benchmarks.drive import Workload
-    from loadtest.benchmarks.server_process import BertServer
-    from loadtest.benchmarks.store import Step, Store
-    from loadtest.report.sample import Sample
+    from bertserve.loadtest.benchmarks.drive import Workload
+    from bertserve.loadtest.benchmarks.server_process import BertServer
+    from bertserve.loadtest.benchmarks.store import Step, Store
+    from bertserve.loadtest.report.sample import Sample
 
 COUNTS = ONE, FRONTS = 1, 2
 """Front processes of the servers. With one, a single process does everything but the engine's work."""
@@ -45,7 +45,7 @@ Blocks = dict[float, list[dict[int, Block]]]
 
 
 class FrontsBenchmark(Benchmark):
-    """`python -m loadtest.benchmarks fronts`."""
+    """`python -m bertserve.loadtest.benchmarks fronts`."""
 
     name = "fronts"
     purpose = "Compare a server with two front processes with a server in one process."

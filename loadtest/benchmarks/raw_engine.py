@@ -1,6 +1,6 @@
 """The raw engine: the server's artifact in a bare loop around ONNX Runtime, as fast as possible on this machine.
 
-`python -m loadtest.benchmarks.raw_engine` measures on request (see child.py). Inputs are made before the clock starts,
+`python -m bertserve.loadtest.benchmarks.raw_engine` measures on request (see child.py). Inputs are made before the clock starts,
 so only `InferenceSession.run` is timed.
 """
 
@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
-from loadtest.errors import BenchError
-from loadtest.generator.child import answer
-from loadtest.report.sample import Window, sample_of
-from serving import host
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.child import answer
+from bertserve.loadtest.report.sample import Window, sample_of
+from bertserve.serving import host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from loadtest.report.sample import Exchange
+    from bertserve.loadtest.report.sample import Exchange
 
 _LOG_ERRORS_ONLY = 3
 

@@ -16,25 +16,25 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from loadtest.benchmarks.server_process import BertServer
-from loadtest.benchmarks.show import rendered
-from loadtest.benchmarks.store import Store
-from loadtest.benchmarks.turns import Turn, measure_round, round_name
-from loadtest.errors import BenchError
-from loadtest.generator.child import Child
-from loadtest.generator.workload import find_bundle
-from loadtest.report import machine
-from loadtest.report.progress import Progress
-from serving.host import available_cpus
-from serving.options import OptionParser
+from bertserve.loadtest.benchmarks.server_process import BertServer
+from bertserve.loadtest.benchmarks.show import rendered
+from bertserve.loadtest.benchmarks.store import Store
+from bertserve.loadtest.benchmarks.turns import Turn, measure_round, round_name
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.child import Child
+from bertserve.loadtest.generator.workload import find_bundle
+from bertserve.loadtest.report import machine
+from bertserve.loadtest.report.progress import Progress
+from bertserve.serving.host import available_cpus
+from bertserve.serving.options import OptionParser
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from loadtest.benchmarks.server_process import ServerProcess
-    from loadtest.benchmarks.store import Step
-    from loadtest.generator.workload import Bundle
+    from bertserve.loadtest.benchmarks.server_process import ServerProcess
+    from bertserve.loadtest.benchmarks.store import Step
+    from bertserve.loadtest.generator.workload import Bundle
 
 _INTERRUPTED = 130
 _Opened = TypeVar("_Opened")
@@ -125,7 +125,7 @@ class Benchmark:
     @cached_property
     def client(self) -> Child:
         """The client of the closed loop."""
-        return self.stack.enter_context(Child("loadtest.generator.client"))
+        return self.stack.enter_context(Child("bertserve.loadtest.generator.client"))
 
     def asked(
         self,
@@ -157,7 +157,7 @@ class Benchmark:
 
     def raw_engine(self, bundle: Bundle, ids: dict[int, list[list[int]]]) -> Child:
         """A bare loop around ONNX Runtime with a bundle's artifact and token ids by length, in its own process."""
-        raw = self.stack.enter_context(Child("loadtest.benchmarks.raw_engine"))
+        raw = self.stack.enter_context(Child("bertserve.loadtest.benchmarks.raw_engine"))
         opened: dict[str, Any] = {"artifact": str(bundle.artifact), "names": list(bundle.inputs), "texts": ids}
         raw.ask("open", threads=available_cpus(), cores=os.cpu_count(), **opened)
         return raw
@@ -212,7 +212,7 @@ class Benchmark:
         return f"{text}\nwritten: {store.path} and {path}"
 
 
-def parser(benchmarks: Sequence[type[Benchmark]], prog: str = "loadtest.benchmarks") -> argparse.ArgumentParser:
+def parser(benchmarks: Sequence[type[Benchmark]], prog: str = "bertserve.loadtest.benchmarks") -> argparse.ArgumentParser:
     """The parser of the command line."""
     made = OptionParser(
         prog=f"python -m {prog}",
@@ -247,7 +247,7 @@ def parser(benchmarks: Sequence[type[Benchmark]], prog: str = "loadtest.benchmar
 
 
 def main(
-    benchmarks: Sequence[type[Benchmark]], argv: Sequence[str] | None = None, prog: str = "loadtest.benchmarks"
+    benchmarks: Sequence[type[Benchmark]], argv: Sequence[str] | None = None, prog: str = "bertserve.loadtest.benchmarks"
 ) -> int:
     """Measures what is missing and writes the page.
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loadtest.benchmarks.raw_engine import OPTIONS, WIDE, ways
-from loadtest.benchmarks.runner import Benchmark
-from loadtest.benchmarks.turns import Samples, Turn, idle_percent
-from loadtest.errors import BenchError
-from loadtest.generator.client import GRPC
-from loadtest.generator.workload import make_texts
+from bertserve.loadtest.benchmarks.raw_engine import OPTIONS, WIDE, ways
+from bertserve.loadtest.benchmarks.runner import Benchmark
+from bertserve.loadtest.benchmarks.turns import Samples, Turn, idle_percent
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.client import GRPC
+from bertserve.loadtest.generator.workload import make_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from loadtest.benchmarks.server_process import BertServer
-    from loadtest.benchmarks.store import Step, Store
-    from loadtest.generator.child import Child
+    from bertserve.loadtest.benchmarks.server_process import BertServer
+    from bertserve.loadtest.benchmarks.store import Step, Store
+    from bertserve.loadtest.generator.child import Child
 
 CONNECTIONS = (1, 8, 32)
 PROTOCOLS = ("HTTP", "gRPC")

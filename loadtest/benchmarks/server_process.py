@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from loadtest.benchmarks.processes import cpu_s, descendants, resident_bytes, runs
-from loadtest.errors import BenchError
+from bertserve.loadtest.benchmarks.processes import cpu_s, descendants, resident_bytes, runs
+from bertserve.loadtest.errors import BenchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ _END_LIMIT_S = 15.0
 _POLL_S = 0.02
 _GRACE_S = 0.5
 _LOG_LINES = 8
-_FRONT = "serving.front"
+_FRONT = "bertserve.serving.front"
 
 
 @dataclass(slots=True, frozen=True)

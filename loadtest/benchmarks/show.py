@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
-from loadtest.errors import BenchError
-from loadtest.report.sample import Spread
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.report.sample import Spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadtest.errors import BenchError
-from loadtest.generator.child import module_environment
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.child import module_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

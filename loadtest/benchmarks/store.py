@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from loadtest.errors import BenchError
+from bertserve.loadtest.errors import BenchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

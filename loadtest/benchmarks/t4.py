@@ -13,22 +13,22 @@ from functools import cached_property, partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from export.pages.plots import Axis, Lines, Series, as_file
-from loadtest.benchmarks import simulator
-from loadtest.benchmarks.drive import Workload, block, drive, even
-from loadtest.benchmarks.runner import Benchmark, Option
-from loadtest.benchmarks.server_process import HOST
-from loadtest.benchmarks.turns import Samples, measure_round, round_name
-from loadtest.generator.messages import Target
-from loadtest.generator.workload import make_texts
-from loadtest.report.sample import Sample, Spread
+from bertserve.export.pages.plots import Axis, Lines, Series, as_file
+from bertserve.loadtest.benchmarks import simulator
+from bertserve.loadtest.benchmarks.drive import Workload, block, drive, even
+from bertserve.loadtest.benchmarks.runner import Benchmark, Option
+from bertserve.loadtest.benchmarks.server_process import HOST
+from bertserve.loadtest.benchmarks.turns import Samples, measure_round, round_name
+from bertserve.loadtest.generator.messages import Target
+from bertserve.loadtest.generator.workload import make_texts
+from bertserve.loadtest.report.sample import Sample, Spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from loadtest.benchmarks.server_process import BertServer
-    from loadtest.benchmarks.store import Step, Store
-    from loadtest.benchmarks.turns import Turn
+    from bertserve.loadtest.benchmarks.server_process import BertServer
+    from bertserve.loadtest.benchmarks.store import Step, Store
+    from bertserve.loadtest.benchmarks.turns import Turn
 
 _TEXTS, _SHORT, _TOKENS = 200, 8, 128
 _SLO_MS = 10.0
@@ -50,7 +50,7 @@ _COLOURS = ("blue", "orange", "green")
 
 def published(name: str, tokens: int) -> dict[int, dict[str, float]]:
     """The points of a table at one length, by batch size: `ms`, and `p99_ms` if published."""
-    content = json.loads((files("loadtest.capacity") / "data" / "costs" / f"{name}.json").read_text(encoding="utf-8"))
+    content = json.loads((files("bertserve.loadtest.capacity") / "data" / "costs" / f"{name}.json").read_text(encoding="utf-8"))
     return {point["texts"]: point for point in content["points"] if point["tokens"] == tokens}
 
 

@@ -9,16 +9,16 @@ import time
 from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from loadtest.benchmarks.processes import cpu_s, descendants, machine_cpu_s
-from loadtest.errors import BenchError
-from loadtest.report.sample import Sample, Spread
+from bertserve.loadtest.benchmarks.processes import cpu_s, descendants, machine_cpu_s
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.report.sample import Sample, Spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from loadtest.benchmarks.server_process import ServerProcess
-    from loadtest.benchmarks.store import Store
-    from loadtest.generator.child import Child
+    from bertserve.loadtest.benchmarks.server_process import ServerProcess
+    from bertserve.loadtest.benchmarks.store import Store
+    from bertserve.loadtest.generator.child import Child
 
 Round = dict[str, Sample]
 """The samples of one round, by subject."""

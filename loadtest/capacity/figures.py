@@ -8,15 +8,15 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from loadtest.capacity.simulator import Arrival, BulkJob, Device, Outcome, Overhead, RequestOutcome, play
-from loadtest.generator.search import bracket, narrowed
-from loadtest.report.sample import percentile as nearest_rank
-from serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
+from bertserve.loadtest.capacity.simulator import Arrival, BulkJob, Device, Outcome, Overhead, RequestOutcome, play
+from bertserve.loadtest.generator.search import bracket, narrowed
+from bertserve.loadtest.report.sample import percentile as nearest_rank
+from bertserve.serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from loadtest.capacity.tables import BatchCosts
+    from bertserve.loadtest.capacity.tables import BatchCosts
 
 _NARROW = 1.01
 """The search ends when the ratio of the rates on both sides of the edge is at most this."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadtest.capacity.simulator import Overhead
+from bertserve.loadtest.capacity.simulator import Overhead
 
 _CORE = Overhead(core_us=44, core_token_us=0.125)
 """Core process beside several front processes: 45 us of CPU time a text at 8 tokens, 60 us at 128.

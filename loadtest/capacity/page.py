@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from export.pages import html
-from export.pages.plots import Axis, Lines, Series, as_file, in_page
-from export.pages.tables import untitled
+from bertserve.export.pages import html
+from bertserve.export.pages.plots import Axis, Lines, Series, as_file, in_page
+from bertserve.export.pages.tables import untitled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loadtest.capacity.figures import Figures
+    from bertserve.loadtest.capacity.figures import Figures
 
 
 def simulation_svg(title: str, runs: Sequence[Figures], slo_ms: float | None) -> str:

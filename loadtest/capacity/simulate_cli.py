@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from loadtest.capacity import page
-from loadtest.capacity.figures import Figures, World, capacity
-from loadtest.capacity.lengths import mean, parse_mix
-from loadtest.capacity.overhead import BESIDE_A_GPU, ON_ITS_CORES, usual
-from loadtest.capacity.simulator import Overhead
-from loadtest.capacity.tables import PUBLISHED, BatchCosts, find_table
-from loadtest.capacity.traffic import poisson, replayed
-from loadtest.errors import BenchError, check_above_zero, check_installed
-from serving.options import OptionParser
+from bertserve.loadtest.capacity import page
+from bertserve.loadtest.capacity.figures import Figures, World, capacity
+from bertserve.loadtest.capacity.lengths import mean, parse_mix
+from bertserve.loadtest.capacity.overhead import BESIDE_A_GPU, ON_ITS_CORES, usual
+from bertserve.loadtest.capacity.simulator import Overhead
+from bertserve.loadtest.capacity.tables import PUBLISHED, BatchCosts, find_table
+from bertserve.loadtest.capacity.traffic import poisson, replayed
+from bertserve.loadtest.errors import BenchError, check_above_zero, check_installed
+from bertserve.serving.options import OptionParser
 
 if TYPE_CHECKING:
     import argparse

@@ -31,18 +31,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from serving.errors import DeadlineExceeded, InvalidRequest, Overloaded
-from serving.records import BULK, DEFAULT_PRIORITY, EncodedText, ModelIndex
-from serving.scheduling.admission import AdmissionLimits, Permit
-from serving.scheduling.cost import ModelCosts
-from serving.scheduling.queue import WorkItem
-from serving.scheduling.scheduler import Scheduler
+from bertserve.serving.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from bertserve.serving.records import BULK, DEFAULT_PRIORITY, EncodedText, ModelIndex
+from bertserve.serving.scheduling.admission import AdmissionLimits, Permit
+from bertserve.serving.scheduling.cost import ModelCosts
+from bertserve.serving.scheduling.queue import WorkItem
+from bertserve.serving.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from serving.scheduling.batcher import Assignment, Policy
-    from serving.scheduling.cost import CostPoint, CostTable
+    from bertserve.serving.scheduling.batcher import Assignment, Policy
+    from bertserve.serving.scheduling.cost import CostPoint, CostTable
 
 _MODEL = ModelIndex(0)
 _CORE = 0

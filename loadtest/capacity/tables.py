@@ -12,14 +12,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from loadtest.capacity.simulator import Variation
-from loadtest.errors import BenchError
-from serving.scheduling.cost import CostPoint, bucket_index
+from bertserve.loadtest.capacity.simulator import Variation
+from bertserve.loadtest.errors import BenchError
+from bertserve.serving.scheduling.cost import CostPoint, bucket_index
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-_DATA = files("loadtest.capacity") / "data" / "costs"
+_DATA = files("bertserve.loadtest.capacity") / "data" / "costs"
 PUBLISHED = tuple(sorted(Path(entry.name).stem for entry in _DATA.iterdir() if entry.name.endswith(".json")))
 """Names of the built-in tables."""
 

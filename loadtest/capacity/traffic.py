@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from loadtest.capacity.simulator import Arrival
-from loadtest.errors import BenchError
-from loadtest.generator.arrivals import choices, schedule
-from loadtest.generator.scenario import Phase, Scenario
+from bertserve.loadtest.capacity.simulator import Arrival
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.arrivals import choices, schedule
+from bertserve.loadtest.generator.scenario import Phase, Scenario
 
 if TYPE_CHECKING:
     from pathlib import Path

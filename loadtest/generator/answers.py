@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loadtest.errors import BenchError
-from loadtest.generator.grpc_messages import fields_in, varints_in
-from loadtest.generator.routes import OUTPUTS
-from serving.tasks import TASKS
-from serving.tasks.replies import WrongError, ordered
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.grpc_messages import fields_in, varints_in
+from bertserve.loadtest.generator.routes import OUTPUTS
+from bertserve.serving.tasks import TASKS
+from bertserve.serving.tasks.replies import WrongError, ordered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from loadtest.generator.wire import Reply
+    from bertserve.loadtest.generator.wire import Reply
 
 _KEPT_BYTES = 64 << 20
 _HEAD_LENGTH = b"\r\ninference-header-content-length:"

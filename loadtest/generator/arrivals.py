@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loadtest.generator.scenario import Phase, Scenario
+    from bertserve.loadtest.generator.scenario import Phase, Scenario
 
 
 def schedule(scenario: Scenario, rate: float, seed: int = 1) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Closed-loop client for every server: `python -m loadtest.generator.client` measures on request (child.py)."""
+"""Closed-loop client for every server: `python -m bertserve.loadtest.generator.client` measures on request (child.py)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from loadtest.generator.child import answer
-from loadtest.generator.closed_loop import Lane, connect, measure
-from loadtest.generator.forms import FORMS
-from loadtest.generator.frames import prefixed
-from loadtest.generator.grpc_messages import METHOD, ReplyCheck, request_bytes
-from loadtest.generator.http1 import HttpWire, post_bytes
-from loadtest.generator.http2 import GrpcWire
+from bertserve.loadtest.generator.child import answer
+from bertserve.loadtest.generator.closed_loop import Lane, connect, measure
+from bertserve.loadtest.generator.forms import FORMS
+from bertserve.loadtest.generator.frames import prefixed
+from bertserve.loadtest.generator.grpc_messages import METHOD, ReplyCheck, request_bytes
+from bertserve.loadtest.generator.http1 import HttpWire, post_bytes
+from bertserve.loadtest.generator.http2 import GrpcWire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from loadtest.generator.wire import Reply
+    from bertserve.loadtest.generator.wire import Reply
 
     Texts = dict[str, list[str]]
 

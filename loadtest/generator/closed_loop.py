@@ -12,14 +12,14 @@ import struct
 import time
 from typing import TYPE_CHECKING
 
-from loadtest.errors import BenchError
-from loadtest.report.sample import Window, sample_of
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.report.sample import Window, sample_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from loadtest.generator.wire import Reply, Wire
-    from loadtest.report.sample import Exchange, Sample
+    from bertserve.loadtest.generator.wire import Reply, Wire
+    from bertserve.loadtest.report.sample import Exchange, Sample
 
 _READ_BYTES = 1 << 16
 SILENCE_S = 10.0

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loadtest.errors import BenchError
-from loadtest.generator.closed_loop import Lane, connect
-from loadtest.generator.frames import prefixed
-from loadtest.generator.grpc_messages import METHOD, fields_in, string_message
-from loadtest.generator.http1 import get_bytes, post_bytes
-from loadtest.generator.routes import OUTPUTS
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.closed_loop import Lane, connect
+from bertserve.loadtest.generator.frames import prefixed
+from bertserve.loadtest.generator.grpc_messages import METHOD, fields_in, string_message
+from bertserve.loadtest.generator.http1 import get_bytes, post_bytes
+from bertserve.loadtest.generator.routes import OUTPUTS
 
 if TYPE_CHECKING:
-    from loadtest.generator.messages import Target
-    from loadtest.generator.wire import Reply
+    from bertserve.loadtest.generator.messages import Target
+    from bertserve.loadtest.generator.wire import Reply
 
 _SERVICE = METHOD.rpartition("/")[0]
 _UNKNOWN = ("400 ", "404 ", "405 ", "422 ", "501 ", "UNIMPLEMENTED", "NOT_FOUND")

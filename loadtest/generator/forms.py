@@ -8,13 +8,13 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loadtest.errors import BenchError
-from loadtest.generator.grpc_messages import bytes_tensor
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.grpc_messages import bytes_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from loadtest.generator.wire import Reply
+    from bertserve.loadtest.generator.wire import Reply
 
 _FLOAT_BYTES = 4
 _SHOWN_BYTES = 400

@@ -5,12 +5,12 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from loadtest.errors import BenchError
+from bertserve.loadtest.errors import BenchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from loadtest.generator.wire import Reply
+    from bertserve.loadtest.generator.wire import Reply
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 _INT64_PARAMETER = b"\x10"  # key of `InferParameter`'s field 2, an int64

@@ -9,8 +9,8 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from loadtest.errors import BenchError
-from loadtest.generator.wire import Reply, Served
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.wire import Reply, Served
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,10 +17,10 @@ from urllib.parse import unquote
 
 from hpack import Decoder, HPACKError
 
-from loadtest.errors import BenchError
-from loadtest.generator import frames
-from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, LARGEST, frame
-from loadtest.generator.wire import Reply, Served
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator import frames
+from bertserve.loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, LARGEST, frame
+from bertserve.loadtest.generator.wire import Reply, Served
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from loadtest.generator.discovery import engine_of
-from loadtest.generator.probe import Probe
-from loadtest.generator.run import Load, measure_generator, run
-from loadtest.report import machine
-from loadtest.report.result import Result
-from loadtest.report.slo import good_limit_ms
+from bertserve.loadtest.generator.discovery import engine_of
+from bertserve.loadtest.generator.probe import Probe
+from bertserve.loadtest.generator.run import Load, measure_generator, run
+from bertserve.loadtest.report import machine
+from bertserve.loadtest.report.result import Result
+from bertserve.loadtest.report.slo import good_limit_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from loadtest.generator.messages import Target
-    from loadtest.generator.run import Kind
-    from loadtest.generator.scenario import Scenario
-    from loadtest.report.slo import Objective
+    from bertserve.loadtest.generator.messages import Target
+    from bertserve.loadtest.generator.run import Kind
+    from bertserve.loadtest.generator.scenario import Scenario
+    from bertserve.loadtest.report.slo import Objective
 
 
 @dataclass(slots=True, frozen=True)

@@ -9,22 +9,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from loadtest.errors import BenchError
-from loadtest.generator.forms import v2_request
-from loadtest.generator.frames import prefixed
-from loadtest.generator.grpc_messages import METHOD, infer_bytes
-from loadtest.generator.http1 import HttpWire, post_bytes
-from loadtest.generator.http2 import GrpcWire
-from loadtest.generator.routes import OUTPUTS, PLAIN, route
-from loadtest.generator.texts import fields_of
-from loadtest.generator.tls import Tls
-from serving.tasks import TASKS
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.forms import v2_request
+from bertserve.loadtest.generator.frames import prefixed
+from bertserve.loadtest.generator.grpc_messages import METHOD, infer_bytes
+from bertserve.loadtest.generator.http1 import HttpWire, post_bytes
+from bertserve.loadtest.generator.http2 import GrpcWire
+from bertserve.loadtest.generator.routes import OUTPUTS, PLAIN, route
+from bertserve.loadtest.generator.texts import fields_of
+from bertserve.loadtest.generator.tls import Tls
+from bertserve.serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from loadtest.generator.texts import Text
-    from loadtest.generator.wire import Wire
+    from bertserve.loadtest.generator.texts import Text
+    from bertserve.loadtest.generator.wire import Wire
 
 KEY_VARIABLE = "LOADTEST_API_KEY"
 """Not `BERTSERVE_...`: that prefix is for the server's settings, and the server rejects unknown ones."""

@@ -1,6 +1,6 @@
 """An open-loop generator process: sends requests on schedule and records the results.
 
-`python -m loadtest.generator.open_loop` reads a line of JSON, a `Job`, and reports with an empty chunk (see records.py)
+`python -m bertserve.loadtest.generator.open_loop` reads a line of JSON, a `Job`, and reports with an empty chunk (see records.py)
 that it is ready. It then reads a second line, the start time, and from then on writes chunks of records. One thread
 waits for the next send time or a reply, whichever comes first, and does nothing else meanwhile: it often shares its
 cores with the server.
@@ -25,18 +25,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadtest.errors import NEVER_SENT, BenchError
-from loadtest.generator.answers import Answers
-from loadtest.generator.arrivals import choices, schedule
-from loadtest.generator.messages import Target, messages
-from loadtest.generator.records import PACK, READY, chunk
-from loadtest.generator.scenario import Phase, Scenario
-from loadtest.generator.texts import Text, inputs_in
+from bertserve.loadtest.errors import NEVER_SENT, BenchError
+from bertserve.loadtest.generator.answers import Answers
+from bertserve.loadtest.generator.arrivals import choices, schedule
+from bertserve.loadtest.generator.messages import Target, messages
+from bertserve.loadtest.generator.records import PACK, READY, chunk
+from bertserve.loadtest.generator.scenario import Phase, Scenario
+from bertserve.loadtest.generator.texts import Text, inputs_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from loadtest.generator.wire import Reply, Wire
+    from bertserve.loadtest.generator.wire import Reply, Wire
 
 _READ_BYTES = 1 << 18
 _TELL_S = 0.2

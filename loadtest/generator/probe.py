@@ -5,23 +5,23 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Self
 
-from loadtest.errors import BenchError
-from loadtest.generator.answers import Answers
-from loadtest.generator.closed_loop import Lane, connect
-from loadtest.generator.messages import messages
-from loadtest.generator.run import Kind
-from loadtest.generator.texts import inputs_in, read_texts, texts_for
-from loadtest.generator.workload import make_texts, sentence_words
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.answers import Answers
+from bertserve.loadtest.generator.closed_loop import Lane, connect
+from bertserve.loadtest.generator.messages import messages
+from bertserve.loadtest.generator.run import Kind
+from bertserve.loadtest.generator.texts import inputs_in, read_texts, texts_for
+from bertserve.loadtest.generator.workload import make_texts, sentence_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
     from types import TracebackType
 
-    from loadtest.generator.messages import Target
-    from loadtest.generator.scenario import Scenario
-    from loadtest.generator.texts import Text
-    from loadtest.generator.wire import Reply
+    from bertserve.loadtest.generator.messages import Target
+    from bertserve.loadtest.generator.scenario import Scenario
+    from bertserve.loadtest.generator.texts import Text
+    from bertserve.loadtest.generator.wire import Reply
 
 TEXTS = 16
 """Distinct texts per length, so that requests do not all hit the same entry of a server cache."""

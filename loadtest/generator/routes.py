@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from loadtest.errors import BenchError
-from loadtest.generator.grpc_messages import METHOD
-from serving.tasks import TASKS
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.grpc_messages import METHOD
+from bertserve.serving.tasks import TASKS
 
 _V2 = "/v2/models/{model}/infer"
 

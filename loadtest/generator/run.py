@@ -13,19 +13,19 @@ import time
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
-from loadtest.errors import BenchError
-from loadtest.generator.child import module_process
-from loadtest.generator.records import READY, ChunkReader
-from loadtest.generator.scenario import Phase
-from loadtest.report.result import Result
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.child import module_process
+from bertserve.loadtest.generator.records import READY, ChunkReader
+from bertserve.loadtest.generator.scenario import Phase
+from bertserve.loadtest.report.result import Result
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Sequence
 
-    from loadtest.generator.messages import Target
-    from loadtest.generator.scenario import Scenario
-    from loadtest.generator.texts import Text
+    from bertserve.loadtest.generator.messages import Target
+    from bertserve.loadtest.generator.scenario import Scenario
+    from bertserve.loadtest.generator.texts import Text
 
 _PER_PROCESS = 4000.0
 """Requests per second that one generator sends without falling behind."""
@@ -111,7 +111,7 @@ def run(
     readers = [ChunkReader([""]) for _ in range(count)]
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
-        processes = [stack.enter_context(module_process("loadtest.generator.open_loop")) for _ in range(count)]
+        processes = [stack.enter_context(module_process("bertserve.loadtest.generator.open_loop")) for _ in range(count)]
         for index, (process, reader) in enumerate(zip(processes, readers, strict=True)):
             stack.callback(process.kill)
             _say(process, _job(target, load, index))
@@ -147,7 +147,7 @@ def measure_generator(target: Target, load: Load, result: Result) -> None:
         BenchError: A generator failed.
     """
     peak = dataclasses.replace(load.scenario, phases=(Phase(_NULL_S, 1, 1),))
-    with module_process("loadtest.generator.null_server", text=True) as server:
+    with module_process("bertserve.loadtest.generator.null_server", text=True) as server:
         try:
             port = int(server.stdout.readline()) if server.stdout else 0
             empty = dataclasses.replace(target, host="127.0.0.1", port=port, tls=None)

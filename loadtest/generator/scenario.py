@@ -32,8 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadtest.errors import BenchError
-from loadtest.generator.routes import PROTOCOLS, ROUTES
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.routes import PROTOCOLS, ROUTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

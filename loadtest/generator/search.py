@@ -13,15 +13,15 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING
 
-from loadtest.generator.scenario import Phase
-from loadtest.report.capacity import RUNS, Capacity, Point
+from bertserve.loadtest.generator.scenario import Phase
+from bertserve.loadtest.report.capacity import RUNS, Capacity, Point
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from loadtest.generator.measure import Measurement
-    from loadtest.generator.scenario import Scenario
-    from loadtest.report.progress import Progress
+    from bertserve.loadtest.generator.measure import Measurement
+    from bertserve.loadtest.generator.scenario import Scenario
+    from bertserve.loadtest.report.progress import Progress
 
 _NARROW = 1.08
 """The search ends when the ratio of the rates on both sides of the edge is at most this."""

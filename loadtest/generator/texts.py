@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from loadtest.errors import BenchError
-from serving.tasks import TASKS
+from bertserve.loadtest.errors import BenchError
+from bertserve.serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

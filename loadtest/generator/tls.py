@@ -7,13 +7,13 @@ import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loadtest.errors import BenchError
+from bertserve.loadtest.errors import BenchError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from loadtest.generator.wire import Reply, Served, Wire
+    from bertserve.loadtest.generator.wire import Reply, Served, Wire
 
 _READ_BYTES = 1 << 16
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from loadtest.errors import BenchError
-from serving.host import command
+from bertserve.loadtest.errors import BenchError
+from bertserve.serving.host import command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,12 +8,12 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from export.pages.tables import Table, untitled
-from loadtest.report.noise import interval, surely
-from loadtest.report.slo import Objective, judge
+from bertserve.export.pages.tables import Table, untitled
+from bertserve.loadtest.report.noise import interval, surely
+from bertserve.loadtest.report.slo import Objective, judge
 
 if TYPE_CHECKING:
-    from loadtest.report.result import Result
+    from bertserve.loadtest.report.result import Result
 
 RUNS = 3
 """Maximum runs per rate; their majority decides."""

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from export.pages.tables import Table
-from loadtest.errors import BenchError
-from loadtest.report.noise import MIN_SLICES, TAIL, Redrawn, drawn
-from loadtest.report.result import MIN_SLICE_S
+from bertserve.export.pages.tables import Table
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.report.noise import MIN_SLICES, TAIL, Redrawn, drawn
+from bertserve.loadtest.report.result import MIN_SLICE_S
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from loadtest.report.result import Result
+    from bertserve.loadtest.report.result import Result
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from loadtest.errors import check_installed
+from bertserve.loadtest.errors import check_installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

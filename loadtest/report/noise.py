@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadtest.report.slo import Objective, judge
+from bertserve.loadtest.report.slo import Objective, judge
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from loadtest.report.result import Result
+    from bertserve.loadtest.report.result import Result
 
 DRAWS = 2000
 MIN_SLICES = 8

@@ -6,19 +6,19 @@ import math
 import statistics
 from typing import TYPE_CHECKING
 
-from export.pages import html
-from export.pages.plots import Axis, Lines, Series, Shares, in_page
-from export.pages.tables import Table, untitled
-from loadtest.report import compare
-from loadtest.report.result import LATE_S
+from bertserve.export.pages import html
+from bertserve.export.pages.plots import Axis, Lines, Series, Shares, in_page
+from bertserve.export.pages.tables import Table, untitled
+from bertserve.loadtest.report import compare
+from bertserve.loadtest.report.result import LATE_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from loadtest.report.capacity import Capacity
-    from loadtest.report.histogram import Histogram
-    from loadtest.report.result import Result
-    from loadtest.report.slo import Verdict
+    from bertserve.loadtest.report.capacity import Capacity
+    from bertserve.loadtest.report.histogram import Histogram
+    from bertserve.loadtest.report.result import Result
+    from bertserve.loadtest.report.slo import Verdict
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 _STAGE_COLOURS = ("red", "orange", "violet", "grey", "blue", "green")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from serving.progress import ProgressLine
+from bertserve.serving.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from loadtest.report.result import Result
+    from bertserve.loadtest.report.result import Result
 
 
 class Progress(ProgressLine):

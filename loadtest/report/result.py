@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loadtest.errors import NEVER_SENT, BenchError
-from loadtest.report.histogram import Histogram
+from bertserve.loadtest.errors import NEVER_SENT, BenchError
+from bertserve.loadtest.report.histogram import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loadtest.errors import BenchError
+from bertserve.loadtest.errors import BenchError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loadtest.errors import BenchError
+from bertserve.loadtest.errors import BenchError
 
 if TYPE_CHECKING:
-    from loadtest.report.result import Result
+    from bertserve.loadtest.report.result import Result
 
 _UNITS_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,4})?)")

@@ -9,14 +9,14 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from serving.tasks.base import Vector
-from serving.tasks.embed_sparse import SparseVector
+from bertserve.serving.tasks.base import Vector
+from bertserve.serving.tasks.embed_sparse import SparseVector
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.models.manifest import Manifest
-    from serving.tasks.base import Task, TaskOptions
+    from bertserve.serving.models.manifest import Manifest
+    from bertserve.serving.tasks.base import Task, TaskOptions
 
 _SCALARS = {str: pa.string(), float: pa.float64(), int: pa.int64()}
 

@@ -11,18 +11,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving.bulk.errors import BatchError
-from serving.engine.kinds import ENGINES, SETTINGS
-from serving.host import installing
-from serving.options import OptionParser, positive
-from serving.progress import ProgressLine
-from serving.tasks import TASKS
+from bertserve.serving.bulk.errors import BatchError
+from bertserve.serving.engine.kinds import ENGINES, SETTINGS
+from bertserve.serving.host import installing
+from bertserve.serving.options import OptionParser, positive
+from bertserve.serving.progress import ProgressLine
+from bertserve.serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from serving.bulk.ray_store import PartEntry, RayJobManifest
-    from serving.bulk.sources import InputFile
+    from bertserve.serving.bulk.ray_store import PartEntry, RayJobManifest
+    from bertserve.serving.bulk.sources import InputFile
 
 _FAILED, _REJECTED, _INTERRUPTED, _ENDED = 1, 3, 130, 143
 
@@ -120,10 +120,10 @@ def _object(argument: str) -> dict[str, Any]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from serving.bulk import ray_job  # noqa: PLC0415  what it needs may be missing
-    from serving.bulk.predictor import Model  # noqa: PLC0415  likewise
-    from serving.bulk.ray_store import RayJob, RayJobStore  # noqa: PLC0415  likewise
-    from serving.bulk.sources import Columns, find  # noqa: PLC0415  likewise
+    from bertserve.serving.bulk import ray_job  # noqa: PLC0415  what it needs may be missing
+    from bertserve.serving.bulk.predictor import Model  # noqa: PLC0415  likewise
+    from bertserve.serving.bulk.ray_store import RayJob, RayJobStore  # noqa: PLC0415  likewise
+    from bertserve.serving.bulk.sources import Columns, find  # noqa: PLC0415  likewise
 
     columns = Columns(tuple(options.column or ["text"]), options.id_column)
     inputs = find(options.input, columns)

@@ -18,30 +18,30 @@ import numpy as np
 import pyarrow as pa
 import pydantic
 
-from serving.bulk.answers import AnswerColumn
-from serving.bulk.errors import BatchError
-from serving.bulk.sources import text_of
-from serving.engine.base import Batch, EngineLoad, LaneKind
-from serving.engine.batches import OneByOne
-from serving.engine.process.worker import open_backend
-from serving.errors import BertserveError, BundleError, EngineFault, InvalidRequest, StartupError, all_quoted, quoted
-from serving.fields.rule import Ignored, Level
-from serving.host import available_cpus
-from serving.records import ModelIndex
-from serving.rollout.engine_choice import Chooser
-from serving.rollout.engine_load import within_limit
-from serving.settings import Settings
-from serving.tasks import TASKS
-from serving.tasks.base import Work
+from bertserve.serving.bulk.answers import AnswerColumn
+from bertserve.serving.bulk.errors import BatchError
+from bertserve.serving.bulk.sources import text_of
+from bertserve.serving.engine.base import Batch, EngineLoad, LaneKind
+from bertserve.serving.engine.batches import OneByOne
+from bertserve.serving.engine.process.worker import open_backend
+from bertserve.serving.errors import BertserveError, BundleError, EngineFault, InvalidRequest, StartupError, all_quoted, quoted
+from bertserve.serving.fields.rule import Ignored, Level
+from bertserve.serving.host import available_cpus
+from bertserve.serving.records import ModelIndex
+from bertserve.serving.rollout.engine_choice import Chooser
+from bertserve.serving.rollout.engine_load import within_limit
+from bertserve.serving.settings import Settings
+from bertserve.serving.tasks import TASKS
+from bertserve.serving.tasks.base import Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from serving.engine.base import Runner
-    from serving.inference.served_models import ServedModel
-    from serving.records import EncodedText, Row, TextInput
-    from serving.rollout.engine_choice import Choice
-    from serving.tasks.base import TaskOptions
+    from bertserve.serving.engine.base import Runner
+    from bertserve.serving.inference.served_models import ServedModel
+    from bertserve.serving.records import EncodedText, Row, TextInput
+    from bertserve.serving.rollout.engine_choice import Choice
+    from bertserve.serving.tasks.base import TaskOptions
 
 log = logging.getLogger("bertserve")
 

@@ -19,19 +19,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from serving.bulk import sources
-from serving.bulk.errors import BatchError
-from serving.bulk.predictor import BatchPredictor
-from serving.bulk.ray_store import PartEntry, RayJob, RayJobStore
-from serving.engine.base import DeviceLost
-from serving.engine.process.worker import DEVICE_LOST
-from serving.host import available_cpus
-from serving.models.staging_dir import StagingDir
+from bertserve.serving.bulk import sources
+from bertserve.serving.bulk.errors import BatchError
+from bertserve.serving.bulk.predictor import BatchPredictor
+from bertserve.serving.bulk.ray_store import PartEntry, RayJob, RayJobStore
+from bertserve.serving.engine.base import DeviceLost
+from bertserve.serving.engine.process.worker import DEVICE_LOST
+from bertserve.serving.host import available_cpus
+from bertserve.serving.models.staging_dir import StagingDir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from serving.bulk.predictor import Prediction
+    from bertserve.serving.bulk.predictor import Prediction
 
 _MAX_ATTEMPTS = 5
 """Maximum engine crashes on one part in a run; then the job ends. Ray itself would go on for ever."""

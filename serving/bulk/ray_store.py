@@ -25,17 +25,17 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from serving.bulk.errors import BatchError
-from serving.bulk.sources import Columns, InputFile  # noqa: TC001  msgspec reads the annotations
-from serving.models.staging_dir import exclusive, sync
-from serving.models.verified_dir import digest
+from bertserve.serving.bulk.errors import BatchError
+from bertserve.serving.bulk.sources import Columns, InputFile  # noqa: TC001  msgspec reads the annotations
+from bertserve.serving.models.staging_dir import exclusive, sync
+from bertserve.serving.models.verified_dir import digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from serving.bulk.answers import AnswerColumn
-    from serving.bulk.sources import Part
+    from bertserve.serving.bulk.answers import AnswerColumn
+    from bertserve.serving.bulk.sources import Part
 
 _ENTRY = re.compile(r"part-(\d{5,})-(\d{5,})\.json")
 

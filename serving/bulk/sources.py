@@ -14,8 +14,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from serving.bulk.errors import BatchError
-from serving.errors import InvalidRequest, all_quoted, quoted
+from bertserve.serving.bulk.errors import BatchError
+from bertserve.serving.errors import InvalidRequest, all_quoted, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

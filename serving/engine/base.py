@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
-from serving.engine.specs import DATA_SUFFIX, KernelFiles, ModelSpec
-from serving.errors import BertserveError, BundleError, EngineFault
-from serving.scheduling.cost import CostPoint  # noqa: TC001  read at run time by msgspec
+from bertserve.serving.engine.specs import DATA_SUFFIX, KernelFiles, ModelSpec
+from bertserve.serving.errors import BertserveError, BundleError, EngineFault
+from bertserve.serving.scheduling.cost import CostPoint  # noqa: TC001  read at run time by msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from serving.records import Array, EncodedText, ModelIndex
+    from bertserve.serving.records import Array, EncodedText, ModelIndex
 
 
 class Batch(msgspec.Struct, frozen=True):

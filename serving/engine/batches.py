@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from serving.engine.base import Batch, BatchOutput
-from serving.records import IDS, MASK, POSITIONS, TYPES, EncodedText
+from bertserve.serving.engine.base import Batch, BatchOutput
+from bertserve.serving.records import IDS, MASK, POSITIONS, TYPES, EncodedText
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from serving.engine.base import Runner
-    from serving.engine.specs import ModelSpec
-    from serving.records import Array
+    from bertserve.serving.engine.base import Runner
+    from bertserve.serving.engine.specs import ModelSpec
+    from bertserve.serving.records import Array
 
 Tensors = dict[str, "NDArray[np.int32]"]
 

@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from serving.engine.base import ANY_BATCH, BatchOutput, lanes_for
-from serving.engine.batches import finite_rows
-from serving.errors import EngineFault
+from bertserve.serving.engine.base import ANY_BATCH, BatchOutput, lanes_for
+from bertserve.serving.engine.batches import finite_rows
+from bertserve.serving.errors import EngineFault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from serving.engine.base import Batch, LaneKind, Runner
-    from serving.engine.specs import ModelSpec
-    from serving.records import Array, EncodedText, TensorSpec
+    from bertserve.serving.engine.base import Batch, LaneKind, Runner
+    from bertserve.serving.engine.specs import ModelSpec
+    from bertserve.serving.records import Array, EncodedText, TensorSpec
 
 
 class Fault(StrEnum):

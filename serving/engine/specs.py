@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from serving.records import TensorSpec  # noqa: TC001  read at run time by msgspec
+from bertserve.serving.records import TensorSpec  # noqa: TC001  read at run time by msgspec
 
 DATA_SUFFIX = ".data"
 """Suffix of the external weights file, after the graph's file name. Used if the weights are too large for the graph."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.inspect import ListType, Metadata, StructType, UnionType, VarTupleType, type_info
 
-from serving.errors import InvalidRequest, quoted
+from bertserve.serving.errors import InvalidRequest, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

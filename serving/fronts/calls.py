@@ -6,19 +6,19 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from serving.fronts.wire import Replied
-from serving.grpc.calls import Method
-from serving.http.exchange import HttpRequest, ignored_head
-from serving.http.routes import ApiRoute
+from bertserve.serving.fronts.wire import Replied
+from bertserve.serving.grpc.calls import Method
+from bertserve.serving.http.exchange import HttpRequest, ignored_head
+from bertserve.serving.http.routes import ApiRoute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serving.errors import BertserveError
-    from serving.fronts.pool import FrontPool
-    from serving.fronts.wire import Called
-    from serving.grpc.calls import Metadata
-    from serving.http.app import App
+    from bertserve.serving.errors import BertserveError
+    from bertserve.serving.fronts.pool import FrontPool
+    from bertserve.serving.fronts.wire import Called
+    from bertserve.serving.grpc.calls import Metadata
+    from bertserve.serving.http.app import App
 
 
 class _Call:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
-from serving.engine.process.wire import FrameReader, pack
-from serving.errors import BertserveError, InternalError, NotReady
-from serving.fronts.wire import (
+from bertserve.serving.engine.process.wire import FrameReader, pack
+from bertserve.serving.errors import BertserveError, InternalError, NotReady
+from bertserve.serving.fronts.wire import (
     AFTER,
     KINDS,
     AdmittedUntil,
@@ -25,19 +25,19 @@ from serving.fronts.wire import (
     pack_rows,
     unpack_running,
 )
-from serving.inference.answer_cache import unpadded
-from serving.logs import fields
-from serving.records import DEFAULT_PRIORITY, ModelIndex
-from serving.unawaited import is_cancelled, start
+from bertserve.serving.inference.answer_cache import unpadded
+from bertserve.serving.logs import fields
+from bertserve.serving.records import DEFAULT_PRIORITY, ModelIndex
+from bertserve.serving.unawaited import is_cancelled, start
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
-    from serving.inference.answer_cache import AnswerCache
-    from serving.inference.device import Rows
-    from serving.inference.dispatcher import Dispatcher, PendingRequest
-    from serving.records import EncodedText, TensorSpec
-    from serving.scheduling.admission import Permit
+    from bertserve.serving.inference.answer_cache import AnswerCache
+    from bertserve.serving.inference.device import Rows
+    from bertserve.serving.inference.dispatcher import Dispatcher, PendingRequest
+    from bertserve.serving.records import EncodedText, TensorSpec
+    from bertserve.serving.scheduling.admission import Permit
 
     Call = Callable[[Called], Awaitable[Replied]]
 

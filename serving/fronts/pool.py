@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.children import module_command
-from serving.fronts.core import FrontLink
-from serving.fronts.wire import (
+from bertserve.serving.children import module_command
+from bertserve.serving.fronts.core import FrontLink
+from bertserve.serving.fronts.wire import (
     FrontCounts,
     Kind,
     MirroredModel,
@@ -30,24 +30,24 @@ from serving.fronts.wire import (
     Setup,
     StateNow,
 )
-from serving.host import resident_bytes
-from serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S
-from serving.logs import tell
-from serving.unawaited import start
+from bertserve.serving.host import resident_bytes
+from bertserve.serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S
+from bertserve.serving.logs import tell
+from bertserve.serving.unawaited import start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from serving.fronts.core import Call
-    from serving.fronts.slots import SharedSlots
-    from serving.inference.answer_cache import AnswerCache
-    from serving.inference.dispatcher import Dispatcher
-    from serving.inference.served_models import Repository
-    from serving.lifecycle import Lifecycle
-    from serving.net.connection_limiter import ConnectionLimiter, PeerDebts
-    from serving.records import ModelIndex, TensorSpec
-    from serving.settings import Settings
-    from serving.telemetry.metrics import Metrics
+    from bertserve.serving.fronts.core import Call
+    from bertserve.serving.fronts.slots import SharedSlots
+    from bertserve.serving.inference.answer_cache import AnswerCache
+    from bertserve.serving.inference.dispatcher import Dispatcher
+    from bertserve.serving.inference.served_models import Repository
+    from bertserve.serving.lifecycle import Lifecycle
+    from bertserve.serving.net.connection_limiter import ConnectionLimiter, PeerDebts
+    from bertserve.serving.records import ModelIndex, TensorSpec
+    from bertserve.serving.settings import Settings
+    from bertserve.serving.telemetry.metrics import Metrics
 
 log = logging.getLogger("bertserve.fronts")
 
@@ -138,7 +138,7 @@ class FrontProcess:
                 end.setblocking(False)
             descriptors = [theirs.fileno(), passed.fileno(), self._pool.slots.descriptor]
             self.process = subprocess.Popen(  # noqa: ASYNC220  fork and exec take a millisecond
-                module_command("serving.front", *map(str, descriptors)), pass_fds=descriptors, stdin=subprocess.DEVNULL
+                module_command("bertserve.serving.front", *map(str, descriptors)), pass_fds=descriptors, stdin=subprocess.DEVNULL
             )
             unused.pop_all()
         _, self.link = await asyncio.get_running_loop().create_connection(lambda: FrontLink(self._pool), sock=ours)

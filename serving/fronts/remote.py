@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import msgspec
 
-from serving.engine.process.wire import FrameReader, pack
-from serving.errors import BertserveError, NotReady, too_late
-from serving.fronts.wire import (
+from bertserve.serving.engine.process.wire import FrameReader, pack
+from bertserve.serving.errors import BertserveError, NotReady, too_late
+from bertserve.serving.fronts.wire import (
     AFTER,
     KINDS,
     AdmittedUntil,
@@ -25,18 +25,18 @@ from serving.fronts.wire import (
     unpack_error,
     unpack_rows,
 )
-from serving.http.exchange import HttpReply
-from serving.records import DEFAULT_PRIORITY, ModelIndex
+from bertserve.serving.http.exchange import HttpReply
+from bertserve.serving.records import DEFAULT_PRIORITY, ModelIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from google.protobuf.message import Message
 
-    from serving.errors import DeadlineExceeded
-    from serving.grpc.calls import Call
-    from serving.http.exchange import HttpRequest
-    from serving.records import EncodedText
+    from bertserve.serving.errors import DeadlineExceeded
+    from bertserve.serving.grpc.calls import Call
+    from bertserve.serving.http.exchange import HttpRequest
+    from bertserve.serving.records import EncodedText
 
 
 class ModelMoved(Exception):

@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from serving.engine.base import EngineLoad
+    from bertserve.serving.engine.base import EngineLoad
 
 _TEXT_US = 130
 """CPU time of a front for a text of about 32 tokens, in microseconds (docs/benchmarks/fronts.md)."""

@@ -25,19 +25,19 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from serving import errors
-from serving.engine.process.wire import HEADER, pack, pack_texts, unpack_texts
-from serving.engine.specs import EngineChoice  # noqa: TC001  msgspec reads the annotations
-from serving.errors import BertserveError, InternalError
-from serving.lifecycle import State  # noqa: TC001
-from serving.models.manifest import Artifact, Manifest  # noqa: TC001
-from serving.records import EncodedText
-from serving.telemetry.metrics import CountsSince  # noqa: TC001
+from bertserve.serving import errors
+from bertserve.serving.engine.process.wire import HEADER, pack, pack_texts, unpack_texts
+from bertserve.serving.engine.specs import EngineChoice  # noqa: TC001  msgspec reads the annotations
+from bertserve.serving.errors import BertserveError, InternalError
+from bertserve.serving.lifecycle import State  # noqa: TC001
+from bertserve.serving.models.manifest import Artifact, Manifest  # noqa: TC001
+from bertserve.serving.records import EncodedText
+from bertserve.serving.telemetry.metrics import CountsSince  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.records import ModelIndex, Row
+    from bertserve.serving.records import ModelIndex, Row
 
 _RUN = struct.Struct("=ddQ")
 _RUN_TEXTS = struct.Struct(f"{_RUN.format}II")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from google.protobuf.message import DecodeError
 
-from serving.errors import (
+from bertserve.serving.errors import (
     BertserveError,
     ClientGone,
     DeadlineExceeded,
@@ -24,17 +24,17 @@ from serving.errors import (
     NotReady,
     UnsupportedMediaType,
 )
-from serving.logs import fields
-from serving.net.requests import COMPRESSIONS, inflate
-from serving.unawaited import guarded, is_cancelled
+from bertserve.serving.logs import fields
+from bertserve.serving.net.requests import COMPRESSIONS, inflate
+from bertserve.serving.unawaited import guarded, is_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from google.protobuf.message import Message
 
-    from serving.grpc.calls import Call
-    from serving.inference.requests import RequestTrace
+    from bertserve.serving.grpc.calls import Call
+    from bertserve.serving.inference.requests import RequestTrace
 
 _VARINT, _FIXED64, _SIZED, _GROUP, _GROUP_END, _FIXED32 = range(6)
 _LONGEST_VARINT_BITS = 70

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.errors import (
+from bertserve.serving.errors import (
     BertserveError,
     BuffersFull,
     ClientGone,
@@ -17,13 +17,13 @@ from serving.errors import (
     NotReady,
     WrongMessageCount,
 )
-from serving.grpc.boundary import Answer, answer
-from serving.grpc.calls import PREFIX_BYTES, UNCOUNTED_BYTES, Call, Metadata, read_prefix
-from serving.security.keys import refusal
-from serving.unawaited import guarded
+from bertserve.serving.grpc.boundary import Answer, answer
+from bertserve.serving.grpc.calls import PREFIX_BYTES, UNCOUNTED_BYTES, Call, Metadata, read_prefix
+from bertserve.serving.security.keys import refusal
+from bertserve.serving.unawaited import guarded
 
 if TYPE_CHECKING:
-    from serving.inference.requests import RequestTrace
+    from bertserve.serving.inference.requests import RequestTrace
 
 
 class UnaryCall(Call, eq=False):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.errors import (
+from bertserve.serving.errors import (
     BertserveError,
     BodyTooLarge,
     BuffersFull,
@@ -20,21 +20,21 @@ from serving.errors import (
     UnsupportedMediaType,
     setting_of,
 )
-from serving.grpc.h2 import ErrorCode, encode_fields
-from serving.grpc.status import OK_TRAILERS, REPLY_HEADERS, error_trailers, reply_headers
-from serving.inference.requests import RequestTrace
-from serving.net.lingering_close import SendProgress
-from serving.net.requests import request_id
+from bertserve.serving.grpc.h2 import ErrorCode, encode_fields
+from bertserve.serving.grpc.status import OK_TRAILERS, REPLY_HEADERS, error_trailers, reply_headers
+from bertserve.serving.inference.requests import RequestTrace
+from bertserve.serving.net.lingering_close import SendProgress
+from bertserve.serving.net.requests import request_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from google.protobuf.message import Message
 
-    from serving.grpc.connection import GrpcConnection
-    from serving.grpc.h2 import Stream
-    from serving.inference.requests import InferRequest
-    from serving.tasks.base import A
+    from bertserve.serving.grpc.connection import GrpcConnection
+    from bertserve.serving.grpc.h2 import Stream
+    from bertserve.serving.inference.requests import InferRequest
+    from bertserve.serving.tasks.base import A
 
 _PREFIX = struct.Struct(">BI")
 """Precedes each message: the compressed flag and the length."""

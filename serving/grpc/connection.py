@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
-from serving.grpc.h2 import DataReceived, DataSent, ErrorCode, H2Connection, Limits, RequestReceived, StreamReset
-from serving.net.connection import Connection, Port
-from serving.net.connection_limiter import PeerDebts, peer_of
-from serving.net.lingering_close import unsent_bytes
-from serving.net.requests import MAX_HEADER_BYTES, MAX_HEADERS
+from bertserve.serving.grpc.h2 import DataReceived, DataSent, ErrorCode, H2Connection, Limits, RequestReceived, StreamReset
+from bertserve.serving.net.connection import Connection, Port
+from bertserve.serving.net.connection_limiter import PeerDebts, peer_of
+from bertserve.serving.net.lingering_close import unsent_bytes
+from bertserve.serving.net.requests import MAX_HEADER_BYTES, MAX_HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from serving.grpc.h2 import Event, Headers, Stream
-    from serving.net.buffers import BufferBudget
-    from serving.net.observer import RequestObserver
-    from serving.net.requests import RecordError
-    from serving.security.keys import ApiKeys
-    from serving.settings import Settings
+    from bertserve.serving.grpc.h2 import Event, Headers, Stream
+    from bertserve.serving.net.buffers import BufferBudget
+    from bertserve.serving.net.observer import RequestObserver
+    from bertserve.serving.net.requests import RecordError
+    from bertserve.serving.security.keys import ApiKeys
+    from bertserve.serving.settings import Settings
 
 _HEARING_S = 20.0
 """How long a client may take to acknowledge that its connection has reached its maximum age. gRPC's own servers use the

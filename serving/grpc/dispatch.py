@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
-from serving.errors import (
+from bertserve.serving.errors import (
     BertserveError,
     HeadersTooLarge,
     MalformedRequest,
@@ -17,17 +17,17 @@ from serving.errors import (
     UnsupportedMediaType,
     route_not_found,
 )
-from serving.grpc.call_kinds import BidirectionalCall, UnaryCall
-from serving.grpc.calls import Call, CallHead, Method
-from serving.grpc.connection import GrpcPort
-from serving.net.requests import MAX_HEADER_BYTES, MAX_HEADERS, gathered
-from serving.security.keys import refusal
+from bertserve.serving.grpc.call_kinds import BidirectionalCall, UnaryCall
+from bertserve.serving.grpc.calls import Call, CallHead, Method
+from bertserve.serving.grpc.connection import GrpcPort
+from bertserve.serving.net.requests import MAX_HEADER_BYTES, MAX_HEADERS, gathered
+from bertserve.serving.security.keys import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serving.grpc.connection import GrpcConnection
-    from serving.grpc.h2 import Headers, Stream
+    from bertserve.serving.grpc.connection import GrpcConnection
+    from bertserve.serving.grpc.h2 import Headers, Stream
 
 OPEN_BYTES = 4096
 """Maximum size in bytes of a message from a caller without an API key. Open methods need no larger ones."""

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from serving.grpc.calls import Method
-from serving.grpc.connection import GrpcConnection
-from serving.grpc.dispatch import CallDispatch
-from serving.grpc.services.inference import SERVICE, InferenceService
-from serving.grpc.services.standard import SERVICE as HEALTH
-from serving.grpc.services.standard import HealthService, ReflectionService
-from serving.lifecycle import State
-from serving.net.listener import Listener
-from serving.net.ports import keep_alive
-from serving.unawaited import guarded
+from bertserve.serving.grpc.calls import Method
+from bertserve.serving.grpc.connection import GrpcConnection
+from bertserve.serving.grpc.dispatch import CallDispatch
+from bertserve.serving.grpc.services.inference import SERVICE, InferenceService
+from bertserve.serving.grpc.services.standard import SERVICE as HEALTH
+from bertserve.serving.grpc.services.standard import HealthService, ReflectionService
+from bertserve.serving.lifecycle import State
+from bertserve.serving.net.listener import Listener
+from bertserve.serving.net.ports import keep_alive
+from bertserve.serving.unawaited import guarded
 
 if TYPE_CHECKING:
     import socket
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from serving.errors import BertserveError
-    from serving.grpc.calls import Call
-    from serving.net.buffers import BufferBudget
-    from serving.net.connection_limiter import ConnectionLimiter, PeerDebts
-    from serving.net.observer import RequestObserver
-    from serving.net.requests import RecordError
-    from serving.oip.service import V2Service
-    from serving.security.keys import ApiKeys
-    from serving.security.tls import Tls
-    from serving.settings import Settings
+    from bertserve.serving.errors import BertserveError
+    from bertserve.serving.grpc.calls import Call
+    from bertserve.serving.net.buffers import BufferBudget
+    from bertserve.serving.net.connection_limiter import ConnectionLimiter, PeerDebts
+    from bertserve.serving.net.observer import RequestObserver
+    from bertserve.serving.net.requests import RecordError
+    from bertserve.serving.oip.service import V2Service
+    from bertserve.serving.security.keys import ApiKeys
+    from bertserve.serving.security.tls import Tls
+    from bertserve.serving.settings import Settings
 
 
 class Core(Protocol):

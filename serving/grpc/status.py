@@ -10,13 +10,13 @@ from google.rpc.code_pb2 import Code
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from serving.errors import MethodNotAllowed, NotReady, UnsupportedMediaType
-from serving.grpc.h2 import encode_fields, encode_status
+from bertserve.serving.errors import MethodNotAllowed, NotReady, UnsupportedMediaType
+from bertserve.serving.grpc.h2 import encode_fields, encode_status
 
 if TYPE_CHECKING:
-    from serving.errors import BertserveError
-    from serving.fields.rule import Ignored
-    from serving.inference.requests import Outcome
+    from bertserve.serving.errors import BertserveError
+    from bertserve.serving.fields.rule import Ignored
+    from bertserve.serving.inference.requests import Outcome
 
 STATUS: dict[str, int] = dict(Code.items())
 """gRPC's status codes by name."""

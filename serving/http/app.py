@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 
-from serving.errors import BertserveError, InvalidRequest, MethodNotAllowed, route_not_found
-from serving.http.apis import cohere, console_page, huggingface, oip, openai, operations, tei
-from serving.http.app_context import refuse
-from serving.http.asgi import AsgiReply, head_of, read_request
-from serving.http.exchange import NO_ROUTE
-from serving.http.middleware import Authentication, Preflights
-from serving.http.near_paths import KnownPaths
-from serving.http.openapi import docs_router, document
-from serving.http.routes import Router, methods_of
-from serving.oip.service import SERVER_NAME, SERVER_VERSION
+from bertserve.serving.errors import BertserveError, InvalidRequest, MethodNotAllowed, route_not_found
+from bertserve.serving.http.apis import cohere, console_page, huggingface, oip, openai, operations, tei
+from bertserve.serving.http.app_context import refuse
+from bertserve.serving.http.asgi import AsgiReply, head_of, read_request
+from bertserve.serving.http.exchange import NO_ROUTE
+from bertserve.serving.http.middleware import Authentication, Preflights
+from bertserve.serving.http.near_paths import KnownPaths
+from bertserve.serving.http.openapi import docs_router, document
+from bertserve.serving.http.routes import Router, methods_of
+from bertserve.serving.oip.service import SERVER_NAME, SERVER_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from starlette.responses import Response
 
-    from serving.http.app_context import AppContext
-    from serving.http.exchange import HttpReply, HttpRequest
+    from bertserve.serving.http.app_context import AppContext
+    from bertserve.serving.http.exchange import HttpReply, HttpRequest
 
 PROTOCOLS = (
     *(tei.router, huggingface.router, openai.router, cohere.router, oip.router),

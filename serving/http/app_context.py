@@ -8,21 +8,21 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from serving.errors import BertserveError, ClientGone, InternalError, NotReady
-from serving.http.exchange import HttpReply, HttpRequest, error_reply
-from serving.inference.requests import RequestTrace
-from serving.logs import fields
-from serving.unawaited import is_cancelled
+from bertserve.serving.errors import BertserveError, ClientGone, InternalError, NotReady
+from bertserve.serving.http.exchange import HttpReply, HttpRequest, error_reply
+from bertserve.serving.inference.requests import RequestTrace
+from bertserve.serving.logs import fields
+from bertserve.serving.unawaited import is_cancelled
 
 if TYPE_CHECKING:
-    from serving.inference.pipeline import Pipeline
-    from serving.inference.served_models import Repository
-    from serving.lifecycle import Lifecycle
-    from serving.net.observer import RequestObserver
-    from serving.net.requests import RecordError
-    from serving.oip.service import V2Service
-    from serving.security.keys import ApiKeys
-    from serving.settings import Settings
+    from bertserve.serving.inference.pipeline import Pipeline
+    from bertserve.serving.inference.served_models import Repository
+    from bertserve.serving.lifecycle import Lifecycle
+    from bertserve.serving.net.observer import RequestObserver
+    from bertserve.serving.net.requests import RecordError
+    from bertserve.serving.oip.service import V2Service
+    from bertserve.serving.security.keys import ApiKeys
+    from bertserve.serving.settings import Settings
 
 log = logging.getLogger("bertserve.http")
 

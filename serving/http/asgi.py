@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from serving.errors import BodyTooLarge, InternalError, setting_of
-from serving.http.app_context import refuse
-from serving.http.exchange import NOT_MODIFIED, HttpReply, HttpRequest
-from serving.http.replies import head_lines, sends_body
-from serving.logs import fields
-from serving.net.requests import gathered, request_id
+from bertserve.serving.errors import BodyTooLarge, InternalError, setting_of
+from bertserve.serving.http.app_context import refuse
+from bertserve.serving.http.exchange import NOT_MODIFIED, HttpReply, HttpRequest
+from bertserve.serving.http.replies import head_lines, sends_body
+from bertserve.serving.logs import fields
+from bertserve.serving.net.requests import gathered, request_id
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from serving.http.app_context import AppContext
+    from bertserve.serving.http.app_context import AppContext
 
 log = logging.getLogger("bertserve.http")
 

@@ -23,24 +23,24 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.errors import BuffersFull, InternalError, SlowRequest
-from serving.http.app_context import refuse
-from serving.http.asgi import call_app
-from serving.http.http1 import Reading, RequestParser
-from serving.http.replies import head_lines, sends_body
-from serving.logs import fields
-from serving.net.buffers import FREE_BYTES
-from serving.net.connection import Connection
-from serving.net.lingering_close import unread_bytes, unsent_bytes
-from serving.security.tls import HalfOpen
-from serving.unawaited import guarded
+from bertserve.serving.errors import BuffersFull, InternalError, SlowRequest
+from bertserve.serving.http.app_context import refuse
+from bertserve.serving.http.asgi import call_app
+from bertserve.serving.http.http1 import Reading, RequestParser
+from bertserve.serving.http.replies import head_lines, sends_body
+from bertserve.serving.logs import fields
+from bertserve.serving.net.buffers import FREE_BYTES
+from bertserve.serving.net.connection import Connection
+from bertserve.serving.net.lingering_close import unread_bytes, unsent_bytes
+from bertserve.serving.security.tls import HalfOpen
+from bertserve.serving.unawaited import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from serving.errors import BertserveError
-    from serving.http.exchange import HttpReply, HttpRequest
-    from serving.http.port import HttpPort
+    from bertserve.serving.errors import BertserveError
+    from bertserve.serving.http.exchange import HttpReply, HttpRequest
+    from bertserve.serving.http.port import HttpPort
 
 log = logging.getLogger("bertserve.http")
 

@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from serving.errors import BertserveError
-from serving.http.exchange import JSON, HttpRequest
-from serving.inference.requests import Outcome, Timings
-from serving.tasks import TASKS, WAYS
-from serving.tasks.base import go_on
-from serving.tasks.combined import CombinedOptions, recorded
-from serving.tasks.hybrid import HybridOptions
-from serving.tasks.maxsim import MaxSimOptions
+from bertserve.serving.errors import BertserveError
+from bertserve.serving.http.exchange import JSON, HttpRequest
+from bertserve.serving.inference.requests import Outcome, Timings
+from bertserve.serving.tasks import TASKS, WAYS
+from bertserve.serving.tasks.base import go_on
+from bertserve.serving.tasks.combined import CombinedOptions, recorded
+from bertserve.serving.tasks.hybrid import HybridOptions
+from bertserve.serving.tasks.maxsim import MaxSimOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.http.app_context import AppContext
-    from serving.http.routes import ApiRoute
-    from serving.inference.pipeline import Pipeline
-    from serving.inference.requests import InferRequest
-    from serving.inference.served_models import Repository, ServedModel
-    from serving.inference.tokenizer import TextTokenizer
-    from serving.tasks.base import Check
+    from bertserve.serving.http.app_context import AppContext
+    from bertserve.serving.http.routes import ApiRoute
+    from bertserve.serving.inference.pipeline import Pipeline
+    from bertserve.serving.inference.requests import InferRequest
+    from bertserve.serving.inference.served_models import Repository, ServedModel
+    from bertserve.serving.inference.tokenizer import TextTokenizer
+    from bertserve.serving.tasks.base import Check
 
 _OK = 200
 

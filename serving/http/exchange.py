@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from msgspec.inspect import ListType, LiteralType, StructType, Type, VarTupleType, type_info
 
-from serving.errors import (
+from bertserve.serving.errors import (
     BertserveError,
     BodyTooLarge,
     InvalidRequest,
@@ -21,19 +21,19 @@ from serving.errors import (
     Unauthenticated,
     UnsupportedMediaType,
 )
-from serving.fields.rule import Ignored, members_of, obey_rule
-from serving.http.faults import error_body, status_of
-from serving.http.malformed import malformed
-from serving.inference.requests import priority_of
-from serving.net.buffers import FREE_BYTES, BufferShare
-from serving.net.requests import COMPRESSIONS, inflate, inflated, is_zlib, words
-from serving.records import DEFAULT_PRIORITY
+from bertserve.serving.fields.rule import Ignored, members_of, obey_rule
+from bertserve.serving.http.faults import error_body, status_of
+from bertserve.serving.http.malformed import malformed
+from bertserve.serving.inference.requests import priority_of
+from bertserve.serving.net.buffers import FREE_BYTES, BufferShare
+from bertserve.serving.net.requests import COMPRESSIONS, inflate, inflated, is_zlib, words
+from bertserve.serving.records import DEFAULT_PRIORITY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from serving.inference.requests import InferRequest, Outcome, RequestTrace
-    from serving.tasks.base import A
+    from bertserve.serving.inference.requests import InferRequest, Outcome, RequestTrace
+    from bertserve.serving.tasks.base import A
 
 M = TypeVar("M", bound=msgspec.Struct)
 

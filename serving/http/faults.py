@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.errors import (
+from bertserve.serving.errors import (
     BertserveError,
     BuffersFull,
     EmptyInput,

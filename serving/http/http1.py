@@ -14,7 +14,7 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from serving.errors import (
+from bertserve.serving.errors import (
     BertserveError,
     BodyTooLarge,
     BuffersFull,
@@ -25,14 +25,14 @@ from serving.errors import (
     VersionNotSpoken,
     WrongHost,
 )
-from serving.http.asgi import body_too_large
-from serving.http.exchange import HttpRequest
-from serving.http.middleware import announces_body, is_known_host, is_preflight, unauthenticated
-from serving.net.requests import MAX_HEADER_BYTES, MAX_HEADERS, combined, request_id, words
+from bertserve.serving.http.asgi import body_too_large
+from bertserve.serving.http.exchange import HttpRequest
+from bertserve.serving.http.middleware import announces_body, is_known_host, is_preflight, unauthenticated
+from bertserve.serving.net.requests import MAX_HEADER_BYTES, MAX_HEADERS, combined, request_id, words
 
 if TYPE_CHECKING:
-    from serving.http.port import HttpPort
-    from serving.net.buffers import BufferShare
+    from bertserve.serving.http.port import HttpPort
+    from bertserve.serving.net.buffers import BufferShare
 
 log = logging.getLogger("bertserve.http")
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from serving.errors import MalformedRequest, NotReady
-from serving.http.connection import HttpConnection
-from serving.http.exchange import error_reply
-from serving.http.port import HttpPort
-from serving.net.listener import Listener
-from serving.net.requests import request_id
+from bertserve.serving.errors import MalformedRequest, NotReady
+from bertserve.serving.http.connection import HttpConnection
+from bertserve.serving.http.exchange import error_reply
+from bertserve.serving.http.port import HttpPort
+from bertserve.serving.net.listener import Listener
+from bertserve.serving.net.requests import request_id
 
 if TYPE_CHECKING:
     import socket
 
-    from serving.errors import BertserveError
-    from serving.http.app import App
-    from serving.net.buffers import BufferBudget
-    from serving.net.connection_limiter import ConnectionLimiter
-    from serving.security.tls import Tls
-    from serving.settings import Settings
+    from bertserve.serving.errors import BertserveError
+    from bertserve.serving.http.app import App
+    from bertserve.serving.net.buffers import BufferBudget
+    from bertserve.serving.net.connection_limiter import ConnectionLimiter
+    from bertserve.serving.security.tls import Tls
+    from bertserve.serving.settings import Settings
 
 _ON_THE_WAY_S = 0.25
 """Seconds that requests may be in transit when the port closes. Connections without a request are closed then. HTTP/1.1

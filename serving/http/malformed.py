@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from serving.errors import MalformedRequest, quoted
+from bertserve.serving.errors import MalformedRequest, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Collection

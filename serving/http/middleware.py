@@ -5,20 +5,20 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
-from serving.http.app_context import refuse
-from serving.http.asgi import AsgiReply, head_of, headers_of
-from serving.http.exchange import HttpReply
-from serving.security.keys import refusal
+from bertserve.serving.http.app_context import refuse
+from bertserve.serving.http.asgi import AsgiReply, head_of, headers_of
+from bertserve.serving.http.exchange import HttpReply
+from bertserve.serving.security.keys import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from serving.errors import Unauthenticated
-    from serving.http.app_context import AppContext
-    from serving.security.keys import ApiKeys
-    from serving.settings import Settings
+    from bertserve.serving.errors import Unauthenticated
+    from bertserve.serving.http.app_context import AppContext
+    from bertserve.serving.security.keys import ApiKeys
+    from bertserve.serving.settings import Settings
 
 _PREFLIGHT = HttpReply(
     b"",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from serving.fields.rule import near_names
+from bertserve.serving.fields.rule import near_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence

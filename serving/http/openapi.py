@@ -13,21 +13,21 @@ import msgspec
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
 
-from serving.http.examples import reply_to
-from serving.http.exchange import HttpReply, HttpRequest, json_reply
-from serving.http.faults import CohereError, OpenAiError, TeiError, V2Error, error_type
-from serving.http.routes import ApiRoute, HotRoute, Router
-from serving.inference.served_models import COMPUTE_TYPES
-from serving.net.requests import MAX_HEADER_BYTES
-from serving.oip.service import SERVER_NAME, SERVER_VERSION
+from bertserve.serving.http.examples import reply_to
+from bertserve.serving.http.exchange import HttpReply, HttpRequest, json_reply
+from bertserve.serving.http.faults import CohereError, OpenAiError, TeiError, V2Error, error_type
+from bertserve.serving.http.routes import ApiRoute, HotRoute, Router
+from bertserve.serving.inference.served_models import COMPUTE_TYPES
+from bertserve.serving.net.requests import MAX_HEADER_BYTES
+from bertserve.serving.oip.service import SERVER_NAME, SERVER_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
     from starlette.routing import BaseRoute
 
-    from serving.http.app_context import AppContext, Endpoint
-    from serving.http.routes import Docs
+    from bertserve.serving.http.app_context import AppContext, Endpoint
+    from bertserve.serving.http.routes import Docs
 
 _JSON, _OCTETS = "application/json", "application/octet-stream"
 _BYTES = {"schema": {"type": "string", "format": "binary"}}

@@ -5,19 +5,19 @@ from __future__ import annotations
 from email.utils import formatdate
 from typing import TYPE_CHECKING
 
-from serving.http.routes import HotRoute
-from serving.net.buffers import FREE_BYTES
-from serving.net.connection import C, Port
+from bertserve.serving.http.routes import HotRoute
+from bertserve.serving.net.buffers import FREE_BYTES
+from bertserve.serving.net.connection import C, Port
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from starlette.routing import BaseRoute
 
-    from serving.http.app import App
-    from serving.http.exchange import HttpRequest
-    from serving.net.buffers import BufferBudget
-    from serving.settings import Settings
+    from bertserve.serving.http.app import App
+    from bertserve.serving.http.exchange import HttpRequest
+    from bertserve.serving.net.buffers import BufferBudget
+    from bertserve.serving.settings import Settings
 
 _REMEMBERED = 256
 """Maximum cached matches of paths with parameters, mostly model names."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from serving.http.exchange import NOT_MODIFIED, ignored_head
+from bertserve.serving.http.exchange import NOT_MODIFIED, ignored_head
 
 if TYPE_CHECKING:
-    from serving.http.exchange import HttpReply, HttpRequest
-    from serving.security.origins import Origins
+    from bertserve.serving.http.exchange import HttpReply, HttpRequest
+    from bertserve.serving.security.origins import Origins
 
 _EXPOSED = (
     b"server-timing, retry-after, retry-after-ms, x-request-id, x-compute-tokens, x-truncated-tokens, "

@@ -15,9 +15,9 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 
-from serving.http.app_context import AppContext, Endpoint
-from serving.http.asgi import AsgiReply, read_request
-from serving.inference.ranking import rankers
+from bertserve.serving.http.app_context import AppContext, Endpoint
+from bertserve.serving.http.asgi import AsgiReply, read_request
+from bertserve.serving.inference.ranking import rankers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
     from starlette.types import Scope
 
-    from serving.http.exchange import HttpReply, HttpRequest
+    from bertserve.serving.http.exchange import HttpReply, HttpRequest
 
 Models: TypeAlias = Callable[[AppContext], Sequence[str]]
 

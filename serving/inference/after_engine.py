@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from serving.errors import BertserveError
-from serving.tasks import TASKS, WAYS
-from serving.tasks.base import Work
+from bertserve.serving.errors import BertserveError
+from bertserve.serving.tasks import TASKS, WAYS
+from bertserve.serving.tasks.base import Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from serving.inference.tokenizer import TextTokenizer
-    from serving.models.manifest import Manifest
-    from serving.records import EncodedText, Row
-    from serving.tasks.base import TaskOptions, Way
+    from bertserve.serving.inference.tokenizer import TextTokenizer
+    from bertserve.serving.models.manifest import Manifest
+    from bertserve.serving.records import EncodedText, Row
+    from bertserve.serving.tasks.base import TaskOptions, Way
 
 _RUNS = 3
 _QUERY, _TEXT = "word " * 120, "word " * 500

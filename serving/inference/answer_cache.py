@@ -15,8 +15,8 @@ from moka_py import Moka
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from serving.inference.device import Admitted, Device, Rows
-    from serving.records import EncodedText, ModelIndex, Row, TensorSpec
+    from bertserve.serving.inference.device import Admitted, Device, Rows
+    from bertserve.serving.records import EncodedText, ModelIndex, Row, TensorSpec
 
     Key = tuple[int, bytes, bytes]
 

@@ -12,7 +12,7 @@ import heapq
 from itertools import count
 from typing import TYPE_CHECKING
 
-from serving.unawaited import guarded
+from bertserve.serving.unawaited import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable

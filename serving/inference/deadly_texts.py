@@ -5,12 +5,12 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from serving.errors import EngineFault
+from bertserve.serving.errors import EngineFault
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.records import EncodedText, ModelIndex
+    from bertserve.serving.records import EncodedText, ModelIndex
 
 _DIGEST_BYTES = 16
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from serving.errors import DeadlineExceeded
-    from serving.records import EncodedText, ModelIndex, Row
+    from bertserve.serving.errors import DeadlineExceeded
+    from bertserve.serving.records import EncodedText, ModelIndex, Row
 
 
 class Rows(Protocol):

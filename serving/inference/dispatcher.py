@@ -23,24 +23,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from serving.engine.base import Batch
-from serving.errors import BertserveError, EngineFault, EngineLost, NonFiniteOutput, NotReady, too_late
-from serving.inference.deadline_timer import DeadlineTimer
-from serving.inference.deadly_texts import DeadlyTexts
-from serving.records import BULK, DEFAULT_PRIORITY, ModelIndex
-from serving.scheduling.queue import WorkItem
-from serving.scheduling.scheduler import Scheduler
+from bertserve.serving.engine.base import Batch
+from bertserve.serving.errors import BertserveError, EngineFault, EngineLost, NonFiniteOutput, NotReady, too_late
+from bertserve.serving.inference.deadline_timer import DeadlineTimer
+from bertserve.serving.inference.deadly_texts import DeadlyTexts
+from bertserve.serving.records import BULK, DEFAULT_PRIORITY, ModelIndex
+from bertserve.serving.scheduling.queue import WorkItem
+from bertserve.serving.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from serving.engine.base import BatchOutput, Engine
-    from serving.errors import DeadlineExceeded
-    from serving.inference.deadline_timer import Deadline
-    from serving.records import EncodedText, Row
-    from serving.scheduling.admission import AdmissionLimits, Permit
-    from serving.scheduling.batcher import Assignment, Policy
-    from serving.scheduling.cost import ModelCosts
+    from bertserve.serving.engine.base import BatchOutput, Engine
+    from bertserve.serving.errors import DeadlineExceeded
+    from bertserve.serving.inference.deadline_timer import Deadline
+    from bertserve.serving.records import EncodedText, Row
+    from bertserve.serving.scheduling.admission import AdmissionLimits, Permit
+    from bertserve.serving.scheduling.batcher import Assignment, Policy
+    from bertserve.serving.scheduling.cost import ModelCosts
 
 
 class Answered(Protocol):

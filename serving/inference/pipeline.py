@@ -12,27 +12,27 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from serving.errors import EmptyInput, empty_input, too_late, too_many_inputs
-from serving.inference.after_engine import EndedError, Until, number_us
-from serving.inference.answer_cache import CachedRows
-from serving.inference.requests import Outcome, Timings
-from serving.records import BULK, DEFAULT_PRIORITY
-from serving.scheduling.admission import DEADLINE_COST_FACTOR, estimate_tokens
-from serving.tasks import WAYS
-from serving.tasks.base import A, Work, check_answer, go_on
+from bertserve.serving.errors import EmptyInput, empty_input, too_late, too_many_inputs
+from bertserve.serving.inference.after_engine import EndedError, Until, number_us
+from bertserve.serving.inference.answer_cache import CachedRows
+from bertserve.serving.inference.requests import Outcome, Timings
+from bertserve.serving.records import BULK, DEFAULT_PRIORITY
+from bertserve.serving.scheduling.admission import DEADLINE_COST_FACTOR, estimate_tokens
+from bertserve.serving.tasks import WAYS
+from bertserve.serving.tasks.base import A, Work, check_answer, go_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from serving.inference.answer_cache import AnswerCache
-    from serving.inference.device import Admitted, Device, Rows
-    from serving.inference.requests import InferRequest
-    from serving.inference.served_models import Repository, ServedModel
-    from serving.inference.tokenizer import TextTokenizer
-    from serving.lifecycle import Lifecycle
-    from serving.records import EncodedText, ModelIndex, TextInput, Truncate
-    from serving.settings import Settings
-    from serving.tasks.base import Check, Way
+    from bertserve.serving.inference.answer_cache import AnswerCache
+    from bertserve.serving.inference.device import Admitted, Device, Rows
+    from bertserve.serving.inference.requests import InferRequest
+    from bertserve.serving.inference.served_models import Repository, ServedModel
+    from bertserve.serving.inference.tokenizer import TextTokenizer
+    from bertserve.serving.lifecycle import Lifecycle
+    from bertserve.serving.records import EncodedText, ModelIndex, TextInput, Truncate
+    from bertserve.serving.settings import Settings
+    from bertserve.serving.tasks.base import Check, Way
 
 R = TypeVar("R")
 

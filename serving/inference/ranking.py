@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from serving.errors import InvalidRequest
-from serving.tasks.hybrid import HybridOptions
-from serving.tasks.maxsim import MaxSimOptions
-from serving.tasks.rerank import RerankOptions
+from bertserve.serving.errors import InvalidRequest
+from bertserve.serving.tasks.hybrid import HybridOptions
+from bertserve.serving.tasks.maxsim import MaxSimOptions
+from bertserve.serving.tasks.rerank import RerankOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serving.inference.served_models import Repository
-    from serving.models.manifest import Manifest
-    from serving.tasks.windows import Windows
+    from bertserve.serving.inference.served_models import Repository
+    from bertserve.serving.models.manifest import Manifest
+    from bertserve.serving.tasks.windows import Windows
 
 
 _TASKS = ("embed_tokens", "embed_sparse")

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any, Generic, Literal
 
 import msgspec
 
-from serving.errors import InvalidRequest
-from serving.records import BULK, DEFAULT_PRIORITY, PRIORITIES
-from serving.tasks.base import A
+from bertserve.serving.errors import InvalidRequest
+from bertserve.serving.records import BULK, DEFAULT_PRIORITY, PRIORITIES
+from bertserve.serving.tasks.base import A
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.inference.device import Admitted
-    from serving.records import TextInput, Truncate
-    from serving.tasks.base import TaskOptions
+    from bertserve.serving.inference.device import Admitted
+    from bertserve.serving.records import TextInput, Truncate
+    from bertserve.serving.tasks.base import TaskOptions
 
 InputType = Literal["query", "search_query", "document", "search_document", "passage", "classification", "clustering"]
 """The purpose of an embedding, in the terms of the APIs of Cohere, Voyage and NVIDIA."""

@@ -6,24 +6,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from serving.engine.kinds import ENGINES
-from serving.engine.specs import EngineChoice
-from serving.errors import BundleError, InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
-from serving.inference.after_engine import unit_us
-from serving.inference.tokenizer import TextTokenizer
-from serving.models.artifact_selection import ServableArtifact, select_artifact, verify_bundles
-from serving.records import ModelIndex
-from serving.tasks import TASKS
-from serving.tasks.base import QUERIES, pairs_of
+from bertserve.serving.engine.kinds import ENGINES
+from bertserve.serving.engine.specs import EngineChoice
+from bertserve.serving.errors import BundleError, InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
+from bertserve.serving.inference.after_engine import unit_us
+from bertserve.serving.inference.tokenizer import TextTokenizer
+from bertserve.serving.models.artifact_selection import ServableArtifact, select_artifact, verify_bundles
+from bertserve.serving.records import ModelIndex
+from bertserve.serving.tasks import TASKS
+from bertserve.serving.tasks.base import QUERIES, pairs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
-    from serving.inference.requests import InputType
-    from serving.models.bundle import Bundle
-    from serving.records import TextInput
-    from serving.tasks.base import Task, TaskOptions
+    from bertserve.serving.inference.requests import InputType
+    from bertserve.serving.models.bundle import Bundle
+    from bertserve.serving.records import TextInput
+    from bertserve.serving.tasks.base import Task, TaskOptions
 
 _DOCUMENTS = ("document", "passage", "corpus", "search_document")
 _SIDES = (QUERIES, _DOCUMENTS)

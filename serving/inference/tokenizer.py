@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from serving.errors import BertserveError, BundleError, DeadlineExceeded, InternalError, InvalidRequest
-from serving.inference.requests import Token
-from serving.inference.tokenizer_process import (
+from bertserve.serving.errors import BertserveError, BundleError, DeadlineExceeded, InternalError, InvalidRequest
+from bertserve.serving.inference.requests import Token
+from bertserve.serving.inference.tokenizer_process import (
     CPU_S,
     MEMORY_BYTES,
     OPEN,
@@ -24,7 +24,7 @@ from serving.inference.tokenizer_process import (
     OverLimitError,
     TokenizerProcess,
 )
-from serving.inference.tokenizer_rules import (
+from bertserve.serving.inference.tokenizer_rules import (
     MAX_GROWTH,
     MAX_ID,
     PROBE_LETTERS,
@@ -34,12 +34,12 @@ from serving.inference.tokenizer_rules import (
     largest_id,
     letters_of,
 )
-from serving.inference.wordpiece_cache import wordpiece_cache_for
-from serving.models import query_weights
-from serving.models.manifest import TOKENIZER
-from serving.records import AlignedText, EncodedChunk, EncodedText
-from serving.tasks.base import CHARACTERS_PER_TOKEN
-from serving.tasks.windows import chunk_ranges, too_many_chunks
+from bertserve.serving.inference.wordpiece_cache import wordpiece_cache_for
+from bertserve.serving.models import query_weights
+from bertserve.serving.models.manifest import TOKENIZER
+from bertserve.serving.records import AlignedText, EncodedChunk, EncodedText
+from bertserve.serving.tasks.base import CHARACTERS_PER_TOKEN
+from bertserve.serving.tasks.windows import chunk_ranges, too_many_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tokenizers import Encoding
 
-    from serving.models.manifest import Manifest
-    from serving.records import MultiVector, Side, TextInput, Truncate
+    from bertserve.serving.models.manifest import Manifest
+    from bertserve.serving.records import MultiVector, Side, TextInput, Truncate
 
 
 log = logging.getLogger("bertserve")

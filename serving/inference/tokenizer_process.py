@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from serving.children import module_command
-from serving.errors import BertserveError, DeadlineExceeded, InternalError, InvalidRequest
-from serving.inference.requests import Token
-from serving.records import AlignedText, EncodedChunk, EncodedText
+from bertserve.serving.children import module_command
+from bertserve.serving.errors import BertserveError, DeadlineExceeded, InternalError, InvalidRequest
+from bertserve.serving.inference.requests import Token
+from bertserve.serving.records import AlignedText, EncodedChunk, EncodedText
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -129,7 +129,7 @@ class TokenizerProcess:
         pipe, theirs = Pipe()
         with theirs:
             process = subprocess.Popen(
-                module_command("serving.inference.tokenizer_worker", str(theirs.fileno())),
+                module_command("bertserve.serving.inference.tokenizer_worker", str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -34,7 +34,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from serving.engine.specs import EngineBuild
+    from bertserve.serving.engine.specs import EngineBuild
 
 MAX_BYTES = 2**31
 """Protocol buffers must be smaller than 2 GiB."""

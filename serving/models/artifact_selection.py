@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from serving.engine.kinds import ENGINES
-from serving.engine.specs import ModelSpec
-from serving.errors import BundleError, StartupError
-from serving.host import command
-from serving.models.bundle import open_bundle
-from serving.models.manifest import MANIFEST, MODEL_NAME
-from serving.models.node_cache import with_proofs
-from serving.models.verified_dir import versions
-from serving.tasks import TASKS
+from bertserve.serving.engine.kinds import ENGINES
+from bertserve.serving.engine.specs import ModelSpec
+from bertserve.serving.errors import BundleError, StartupError
+from bertserve.serving.host import command
+from bertserve.serving.models.bundle import open_bundle
+from bertserve.serving.models.manifest import MANIFEST, MODEL_NAME
+from bertserve.serving.models.node_cache import with_proofs
+from bertserve.serving.models.verified_dir import versions
+from bertserve.serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from serving.engine.kinds.kind import EngineKind
-    from serving.models.bundle import Bundle
-    from serving.models.manifest import Artifact, Manifest
+    from bertserve.serving.engine.kinds.kind import EngineKind
+    from bertserve.serving.models.bundle import Bundle
+    from bertserve.serving.models.manifest import Artifact, Manifest
 
 log = logging.getLogger("bertserve")
 

@@ -15,20 +15,20 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from serving.engine.specs import DATA_SUFFIX
-from serving.errors import BundleError
-from serving.models import verified_dir
-from serving.models.artifact_scan import UnsafeArtifactError, check_model_file, check_plan_file
-from serving.models.manifest import ENGINE_GRAPHS, MANIFEST, MODEL_NAME, UNPROVEN, FileEntry, Manifest, problem
-from serving.models.staging_dir import StagedVersion
-from serving.models.verified_dir import UnverifiedError, digest
+from bertserve.serving.engine.specs import DATA_SUFFIX
+from bertserve.serving.errors import BundleError
+from bertserve.serving.models import verified_dir
+from bertserve.serving.models.artifact_scan import UnsafeArtifactError, check_model_file, check_plan_file
+from bertserve.serving.models.manifest import ENGINE_GRAPHS, MANIFEST, MODEL_NAME, UNPROVEN, FileEntry, Manifest, problem
+from bertserve.serving.models.staging_dir import StagedVersion
+from bertserve.serving.models.verified_dir import UnverifiedError, digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from serving.engine.specs import EngineBuild
-    from serving.models.manifest import Artifact, Precision
+    from bertserve.serving.engine.specs import EngineBuild
+    from bertserve.serving.models.manifest import Artifact, Precision
 
 log = logging.getLogger("bertserve")
 

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from serving import host
-from serving.engine.kinds import ENGINES
-from serving.models.node_cache import CacheError, add_file, libraries_of, open_entry
-from serving.scheduling.cost import CostPoint, CostTable
+from bertserve.serving import host
+from bertserve.serving.engine.kinds import ENGINES
+from bertserve.serving.models.node_cache import CacheError, add_file, libraries_of, open_entry
+from bertserve.serving.scheduling.cost import CostPoint, CostTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from serving.engine.specs import EngineChoice
-    from serving.models.artifact_selection import ServableArtifact
+    from bertserve.serving.engine.specs import EngineChoice
+    from bertserve.serving.models.artifact_selection import ServableArtifact
 
 log = logging.getLogger("bertserve")
 

@@ -16,15 +16,15 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.engine.kinds import ENGINES
-from serving.engine.specs import KernelFiles
-from serving.models.node_cache import CacheError, add_file, open_entry
-from serving.models.verified_dir import digest
+from bertserve.serving.engine.kinds import ENGINES
+from bertserve.serving.engine.specs import KernelFiles
+from bertserve.serving.models.node_cache import CacheError, add_file, open_entry
+from bertserve.serving.models.verified_dir import digest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.models.artifact_selection import ServableArtifact
+    from bertserve.serving.models.artifact_selection import ServableArtifact
 
 log = logging.getLogger("bertserve")
 

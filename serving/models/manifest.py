@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
-from serving.engine.kinds.tensorrt import GpuTarget
-from serving.engine.specs import DATA_SUFFIX, EngineBuild
-from serving.records import MultiVector, Side, TensorSpec  # noqa: TC001  msgspec reads the annotations
-from serving.tasks import TASKS
+from bertserve.serving.engine.kinds.tensorrt import GpuTarget
+from bertserve.serving.engine.specs import DATA_SUFFIX, EngineBuild
+from bertserve.serving.records import MultiVector, Side, TensorSpec  # noqa: TC001  msgspec reads the annotations
+from bertserve.serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable

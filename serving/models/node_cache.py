@@ -18,21 +18,21 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from serving import host
-from serving.engine.kinds import engine_for
-from serving.models import verified_dir
-from serving.models.bundle import check_artifact, file_entry
-from serving.models.manifest import Accuracy, Artifact, FileEntry, Invariance, Parity, problem
-from serving.models.staging_dir import StagedVersion, attempted
-from serving.models.verified_dir import UnverifiedError, versions
+from bertserve.serving import host
+from bertserve.serving.engine.kinds import engine_for
+from bertserve.serving.models import verified_dir
+from bertserve.serving.models.bundle import check_artifact, file_entry
+from bertserve.serving.models.manifest import Accuracy, Artifact, FileEntry, Invariance, Parity, problem
+from bertserve.serving.models.staging_dir import StagedVersion, attempted
+from bertserve.serving.models.verified_dir import UnverifiedError, versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
-    from serving.models.bundle import Bundle
-    from serving.models.manifest import Target
+    from bertserve.serving.models.bundle import Bundle
+    from bertserve.serving.models.manifest import Target
 
 DERIVED = "derived.json"
 SCHEMA_VERSION = 1

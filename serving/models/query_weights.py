@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serving.errors import BundleError
-from serving.models.manifest import QUERY_WEIGHTS
+from bertserve.serving.errors import BundleError
+from bertserve.serving.models.manifest import QUERY_WEIGHTS
 
 if TYPE_CHECKING:
     from pathlib import Path

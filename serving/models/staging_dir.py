@@ -17,7 +17,7 @@ import stat
 import time
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from serving.models.verified_dir import versions
+from bertserve.serving.models.verified_dir import versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,12 +6,12 @@ import asyncio
 import ctypes
 from typing import TYPE_CHECKING
 
-from serving.host import resident_bytes
+from bertserve.serving.host import resident_bytes
 
 if TYPE_CHECKING:
     from collections.abc import MutableSequence
 
-    from serving.settings import Settings
+    from bertserve.serving.settings import Settings
 
 FREE_BYTES = 16_384
 """Bytes that need no budget. Small requests cost nothing, and work while the budget is spent."""

@@ -10,15 +10,15 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
-from serving.net.lingering_close import TAKEN_BYTES, LingeringClose, SendProgress, unsent_bytes
-from serving.net.ports import lifetime_s
-from serving.unawaited import guarded
+from bertserve.serving.net.lingering_close import TAKEN_BYTES, LingeringClose, SendProgress, unsent_bytes
+from bertserve.serving.net.ports import lifetime_s
+from bertserve.serving.unawaited import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.net.buffers import BufferBudget
-    from serving.settings import Settings
+    from bertserve.serving.net.buffers import BufferBudget
+    from bertserve.serving.settings import Settings
 
 _TURN_S = 0.0003
 """Time for queued work of all connections of a port per turn of the loop. A request takes about five turns."""

@@ -8,13 +8,13 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from serving.errors import StartupError
-from serving.net.ports import descriptor_limit
+from bertserve.serving.errors import StartupError
+from bertserve.serving.net.ports import descriptor_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from serving.settings import Settings
+    from bertserve.serving.settings import Settings
 
 _IPV6_NETWORK = 64
 """Prefix length of the IPv6 network that counts as one peer, which chooses the other bits freely."""

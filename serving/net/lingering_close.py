@@ -8,7 +8,7 @@ import struct
 import termios
 from typing import TYPE_CHECKING
 
-from serving.unawaited import guarded
+from bertserve.serving.unawaited import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,17 +13,17 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
-from serving.net.lingering_close import LingeringClose
-from serving.net.ports import BACKLOG
-from serving.unawaited import guarded, start
+from bertserve.serving.net.lingering_close import LingeringClose
+from bertserve.serving.net.ports import BACKLOG
+from bertserve.serving.unawaited import guarded, start
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterable, Sequence
 
-    from serving.net.connection import Port
-    from serving.net.connection_limiter import Closable, ConnectionLimiter
-    from serving.security.tls import Tls
+    from bertserve.serving.net.connection import Port
+    from bertserve.serving.net.connection_limiter import Closable, ConnectionLimiter
+    from bertserve.serving.security.tls import Tls
 
 log = logging.getLogger("bertserve.net")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from serving.inference.requests import Outcome, RequestTrace
+    from bertserve.serving.inference.requests import Outcome, RequestTrace
 
 
 class RequestObserver:

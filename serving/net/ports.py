@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from serving.errors import StartupError
+from bertserve.serving.errors import StartupError
 
 if TYPE_CHECKING:
-    from serving.settings import Settings
+    from bertserve.serving.settings import Settings
 
 BACKLOG = 2048
 

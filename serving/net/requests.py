@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from serving.errors import (
+from bertserve.serving.errors import (
     BertserveError,
     BodyTooLarge,
     BuffersFull,

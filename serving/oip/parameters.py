@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
-from serving.errors import InvalidRequest
-from serving.fields.rule import Level
-from serving.inference.requests import InputType, priority_of
-from serving.tasks.windows import Long, WindowScores, windows_of
+from bertserve.serving.errors import InvalidRequest
+from bertserve.serving.fields.rule import Level
+from bertserve.serving.inference.requests import InputType, priority_of
+from bertserve.serving.tasks.windows import Long, WindowScores, windows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import UnionType
 
-    from serving.inference.requests import InferRequest
+    from bertserve.serving.inference.requests import InferRequest
 
 READ = (
     *("truncate", "timeout", "prompt_name", "input_type"),

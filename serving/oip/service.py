@@ -10,27 +10,27 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
-from serving.errors import BertserveError, Forbidden, InvalidRequest, ModelNotFound, Unsupported
-from serving.inference.requests import InferRequest
-from serving.models.statistics import Duration, InferStatistics, ModelStatistics
-from serving.oip.parameters import read_parameters
-from serving.oip.tensors import PAIR, check_sizes, inputs_of, raw_tensor
-from serving.oip.views import TOKENS, views
-from serving.records import IDS, EncodedText
+from bertserve.serving.errors import BertserveError, Forbidden, InvalidRequest, ModelNotFound, Unsupported
+from bertserve.serving.inference.requests import InferRequest
+from bertserve.serving.models.statistics import Duration, InferStatistics, ModelStatistics
+from bertserve.serving.oip.parameters import read_parameters
+from bertserve.serving.oip.tensors import PAIR, check_sizes, inputs_of, raw_tensor
+from bertserve.serving.oip.views import TOKENS, views
+from bertserve.serving.records import IDS, EncodedText
 
 if TYPE_CHECKING:
     from collections import defaultdict
     from collections.abc import Callable, Mapping, Sequence
 
-    from serving.inference.pipeline import Pipeline
-    from serving.inference.requests import Outcome, Totals
-    from serving.inference.served_models import Repository, ServedModel
-    from serving.lifecycle import Lifecycle
-    from serving.models.statistics import BatchStatistics, VersionState
-    from serving.oip.tensors import Tensor
-    from serving.oip.views import ModelConfig, View
-    from serving.settings import Settings
-    from serving.tasks.base import A, Check
+    from bertserve.serving.inference.pipeline import Pipeline
+    from bertserve.serving.inference.requests import Outcome, Totals
+    from bertserve.serving.inference.served_models import Repository, ServedModel
+    from bertserve.serving.lifecycle import Lifecycle
+    from bertserve.serving.models.statistics import BatchStatistics, VersionState
+    from bertserve.serving.oip.tensors import Tensor
+    from bertserve.serving.oip.views import ModelConfig, View
+    from bertserve.serving.settings import Settings
+    from bertserve.serving.tasks.base import A, Check
 
 R = TypeVar("R")
 

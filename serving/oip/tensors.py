@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from serving.errors import InvalidRequest, MalformedRequest, too_many_inputs
-from serving.records import IDS, MASK, TYPES, EncodedText
+from bertserve.serving.errors import InvalidRequest, MalformedRequest, too_many_inputs
+from bertserve.serving.records import IDS, MASK, TYPES, EncodedText
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from serving.records import TextInput
+    from bertserve.serving.records import TextInput
 
 TEXT, PAIR = "text", "text_pair"
 LITELLM_TEXT = "input_text"

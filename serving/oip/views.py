@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from serving.errors import InvalidRequest
-from serving.oip.tensors import BYTES, FP32, INT32, INT64, PAIR, TEXT, Output
-from serving.records import IDS, POSITIONS
-from serving.tasks import TASKS, combined
-from serving.tasks.base import TaskOptions, padded
-from serving.tasks.combined import CombinedOptions
-from serving.tasks.tensors import TensorOptions
+from bertserve.serving.errors import InvalidRequest
+from bertserve.serving.oip.tensors import BYTES, FP32, INT32, INT64, PAIR, TEXT, Output
+from bertserve.serving.records import IDS, POSITIONS
+from bertserve.serving.tasks import TASKS, combined
+from bertserve.serving.tasks.base import TaskOptions, padded
+from bertserve.serving.tasks.combined import CombinedOptions
+from bertserve.serving.tasks.tensors import TensorOptions
 
 if TYPE_CHECKING:
-    from serving.engine.specs import EngineChoice
-    from serving.inference.served_models import Repository, ServedModel
-    from serving.models.manifest import Manifest
-    from serving.records import Row
+    from bertserve.serving.engine.specs import EngineChoice
+    from bertserve.serving.inference.served_models import Repository, ServedModel
+    from bertserve.serving.models.manifest import Manifest
+    from bertserve.serving.records import Row
 
 _PLATFORMS = {"onnx": ("onnxruntime_onnx", "onnxruntime"), "tensorrt": ("tensorrt_plan", "tensorrt")}
 """Triton's names for the platform and the backend, by the artifact's kind."""

@@ -7,15 +7,15 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from serving.logs import fields, members
+from bertserve.serving.logs import fields, members
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.engine.process.remote_engine import EngineLife
-    from serving.inference.served_models import Repository, ServedModel
-    from serving.lifecycle import Lifecycle
-    from serving.settings import Settings
+    from bertserve.serving.engine.process.remote_engine import EngineLife
+    from bertserve.serving.inference.served_models import Repository, ServedModel
+    from bertserve.serving.lifecycle import Lifecycle
+    from bertserve.serving.settings import Settings
 
 log = logging.getLogger("bertserve")
 

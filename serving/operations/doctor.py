@@ -19,23 +19,23 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from serving import host
-from serving.cgroups import cpu_quota, memory_limit
-from serving.engine.kinds import AUTO, ENGINES
-from serving.errors import StartupError
-from serving.host import available_cpus, command, installing
-from serving.http.apis.openai_ids import OpenAiIds
-from serving.inference.served_models import Repository
-from serving.net.ports import PURPOSES, open_port
-from serving.rollout.engine_load import within_limit
-from serving.rollout.model_export import home_of
-from serving.settings import Settings, flag_of
+from bertserve.serving import host
+from bertserve.serving.cgroups import cpu_quota, memory_limit
+from bertserve.serving.engine.kinds import AUTO, ENGINES
+from bertserve.serving.errors import StartupError
+from bertserve.serving.host import available_cpus, command, installing
+from bertserve.serving.http.apis.openai_ids import OpenAiIds
+from bertserve.serving.inference.served_models import Repository
+from bertserve.serving.net.ports import PURPOSES, open_port
+from bertserve.serving.rollout.engine_load import within_limit
+from bertserve.serving.rollout.model_export import home_of
+from bertserve.serving.settings import Settings, flag_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from serving.engine.kinds.kind import EngineKind
-    from serving.inference.served_models import ServedModel
+    from bertserve.serving.engine.kinds.kind import EngineKind
+    from bertserve.serving.inference.served_models import ServedModel
 
 State = Literal["ok", "note", "bad"]
 

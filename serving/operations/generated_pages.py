@@ -1,4 +1,4 @@
-"""Pages made from code: `python -m serving.operations.generated_pages docs/reference` writes settings and metrics."""
+"""Pages made from code: `python -m bertserve.serving.operations.generated_pages docs/reference` writes settings and metrics."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.errors import reasons
-from serving.settings import GROUPS, bounds_of, default_of, flag_of, is_for_tests, kind_of, words_of
-from serving.telemetry import catalogue
+from bertserve.serving.errors import reasons
+from bertserve.serving.settings import GROUPS, bounds_of, default_of, flag_of, is_for_tests, kind_of, words_of
+from bertserve.serving.telemetry import catalogue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
-    from serving.telemetry.catalogue import Metric
+    from bertserve.serving.telemetry.catalogue import Metric
 
 _SETTINGS_HEAD = """# Settings of `bertserve serve`
 

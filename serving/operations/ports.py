@@ -9,23 +9,23 @@ import asyncio
 from itertools import chain
 from typing import TYPE_CHECKING, cast
 
-from serving.grpc.connection import GrpcConnection
-from serving.grpc.dispatch import OPEN_BYTES, CallDispatch
-from serving.grpc.h2 import PREFACE
-from serving.http.listener import HttpListener
-from serving.net.buffers import BufferBudget
-from serving.net.connection_limiter import MAX_PROBE_CONNECTIONS, ConnectionLimiter
-from serving.net.ports import keep_alive
-from serving.unawaited import guarded
+from bertserve.serving.grpc.connection import GrpcConnection
+from bertserve.serving.grpc.dispatch import OPEN_BYTES, CallDispatch
+from bertserve.serving.grpc.h2 import PREFACE
+from bertserve.serving.http.listener import HttpListener
+from bertserve.serving.net.buffers import BufferBudget
+from bertserve.serving.net.connection_limiter import MAX_PROBE_CONNECTIONS, ConnectionLimiter
+from bertserve.serving.net.ports import keep_alive
+from bertserve.serving.unawaited import guarded
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable, Mapping
 
-    from serving.grpc.calls import Method
-    from serving.http.app import App
-    from serving.net.connection_limiter import Closable
-    from serving.settings import Settings
+    from bertserve.serving.grpc.calls import Method
+    from bertserve.serving.http.app import App
+    from bertserve.serving.net.connection_limiter import Closable
+    from bertserve.serving.settings import Settings
 
 _WORD = PREFACE[:4]
 """No HTTP/1.1 request begins like this: the method is reserved."""

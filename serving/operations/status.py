@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.scheduling.cost import bucket_for
+from bertserve.serving.scheduling.cost import bucket_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from serving.engine.process.remote_engine import EngineLife
-    from serving.inference.dispatcher import Dispatcher
-    from serving.inference.served_models import Repository, ServedModel
-    from serving.lifecycle import Lifecycle
-    from serving.models.manifest import Artifact
-    from serving.rollout.engine_slot import EngineSlot
-    from serving.rollout.versions import Versions
-    from serving.scheduling.cost import ModelCosts
-    from serving.telemetry.metrics import BatchSeen, Metrics
-    from serving.telemetry.recent import Recent
+    from bertserve.serving.engine.process.remote_engine import EngineLife
+    from bertserve.serving.inference.dispatcher import Dispatcher
+    from bertserve.serving.inference.served_models import Repository, ServedModel
+    from bertserve.serving.lifecycle import Lifecycle
+    from bertserve.serving.models.manifest import Artifact
+    from bertserve.serving.rollout.engine_slot import EngineSlot
+    from bertserve.serving.rollout.versions import Versions
+    from bertserve.serving.scheduling.cost import ModelCosts
+    from bertserve.serving.telemetry.metrics import BatchSeen, Metrics
+    from bertserve.serving.telemetry.recent import Recent
 
 _DIGITS = 1
 

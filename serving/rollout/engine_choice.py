@@ -12,35 +12,35 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from serving import host
-from serving.engine.gpu import discovery
-from serving.engine.kinds import AUTO, ENGINES
-from serving.engine.specs import EngineChoice, RejectedEngine
-from serving.errors import BundleError, StartupError
-from serving.inference.served_models import Repository
-from serving.logs import members, tell
-from serving.models.artifact_selection import (
+from bertserve.serving import host
+from bertserve.serving.engine.gpu import discovery
+from bertserve.serving.engine.kinds import AUTO, ENGINES
+from bertserve.serving.engine.specs import EngineChoice, RejectedEngine
+from bertserve.serving.errors import BundleError, StartupError
+from bertserve.serving.inference.served_models import Repository
+from bertserve.serving.logs import members, tell
+from bertserve.serving.models.artifact_selection import (
     log_agreement,
     runs_on_a_gpu,
     select_artifact,
     verify_bundles,
     without_second,
 )
-from serving.models.bundle import read_bundle, warn_of_schema
-from serving.models.node_cache import with_proofs
-from serving.rollout.processor_check import ProcessorCheck
+from bertserve.serving.models.bundle import read_bundle, warn_of_schema
+from bertserve.serving.models.node_cache import with_proofs
+from bertserve.serving.rollout.processor_check import ProcessorCheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from serving.engine.gpu.discovery import Machine
-    from serving.engine.kinds.kind import EngineKind
-    from serving.engine.specs import Gpu
-    from serving.inference.served_models import ServedModel
-    from serving.models.artifact_selection import ServableArtifact
-    from serving.models.bundle import Bundle
-    from serving.settings import Settings
+    from bertserve.serving.engine.gpu.discovery import Machine
+    from bertserve.serving.engine.kinds.kind import EngineKind
+    from bertserve.serving.engine.specs import Gpu
+    from bertserve.serving.inference.served_models import ServedModel
+    from bertserve.serving.models.artifact_selection import ServableArtifact
+    from bertserve.serving.models.bundle import Bundle
+    from bertserve.serving.settings import Settings
 
 log = logging.getLogger("bertserve")
 

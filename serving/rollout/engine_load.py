@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from serving.cgroups import memory_limit
-from serving.engine.base import MAX_LANES, EngineLoad
-from serving.engine.specs import DATA_SUFFIX
-from serving.errors import EngineFailed
-from serving.host import available_cpus
-from serving.models.cost_cache import CostCache
-from serving.models.kernel_cache import KernelCache
-from serving.rollout.engine_choice import too_full
+from bertserve.serving.cgroups import memory_limit
+from bertserve.serving.engine.base import MAX_LANES, EngineLoad
+from bertserve.serving.engine.specs import DATA_SUFFIX
+from bertserve.serving.errors import EngineFailed
+from bertserve.serving.host import available_cpus
+from bertserve.serving.models.cost_cache import CostCache
+from bertserve.serving.models.kernel_cache import KernelCache
+from bertserve.serving.rollout.engine_choice import too_full
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.engine.specs import ModelSpec
-    from serving.rollout.engine_choice import Choice, Chooser
-    from serving.scheduling.cost import CostPoint
-    from serving.settings import Settings
+    from bertserve.serving.engine.specs import ModelSpec
+    from bertserve.serving.rollout.engine_choice import Choice, Chooser
+    from bertserve.serving.scheduling.cost import CostPoint
+    from bertserve.serving.settings import Settings
 
 log = logging.getLogger("bertserve")
 

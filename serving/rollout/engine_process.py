@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 
-from serving.children import end_with_parent
+from bertserve.serving.children import end_with_parent
 
 STARTED = bytes((0, 0, 0, 0, 7, *bytes(11)))
 """The frame STARTED of `wire`, written out because importing `wire` takes too long here."""
@@ -25,7 +25,7 @@ def main(descriptors: list[int]) -> None:
         os.write(descriptors[0], STARTED)
     except OSError:  # the server has ended meanwhile
         os._exit(0)
-    from serving.engine.process import worker  # noqa: PLC0415  see the module
+    from bertserve.serving.engine.process import worker  # noqa: PLC0415  see the module
 
     worker.main(descriptors, _verify)
 
@@ -34,8 +34,8 @@ def _verify(bundles: list[tuple[str, str]]) -> None:
     """Verifies bundles that the server has not verified itself. Their manifests must not have changed since."""
     from pathlib import Path  # noqa: PLC0415  see the module
 
-    from serving.errors import BundleError  # noqa: PLC0415
-    from serving.models.bundle import open_bundle  # noqa: PLC0415
+    from bertserve.serving.errors import BundleError  # noqa: PLC0415
+    from bertserve.serving.models.bundle import open_bundle  # noqa: PLC0415
 
     for path, sha256 in bundles:
         if open_bundle(Path(path)).sha256 != sha256:

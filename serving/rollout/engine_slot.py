@@ -34,28 +34,28 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.engine.process.fleet import start_engine
-from serving.engine.process.supervisor import Supervisor
-from serving.errors import EngineLost
-from serving.lifecycle import State
-from serving.records import ModelIndex
-from serving.rollout.idle_priority import IdlePriority
-from serving.scheduling.cost import ModelCosts
-from serving.unawaited import start
+from bertserve.serving.engine.process.fleet import start_engine
+from bertserve.serving.engine.process.supervisor import Supervisor
+from bertserve.serving.errors import EngineLost
+from bertserve.serving.lifecycle import State
+from bertserve.serving.records import ModelIndex
+from bertserve.serving.rollout.idle_priority import IdlePriority
+from bertserve.serving.scheduling.cost import ModelCosts
+from bertserve.serving.unawaited import start
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 
-    from serving.engine.base import EngineLoad
-    from serving.engine.process.remote_engine import EngineLife
-    from serving.engine.specs import EngineChoice
-    from serving.inference.dispatcher import Dispatcher
-    from serving.inference.pipeline import Pipeline
-    from serving.inference.served_models import ServedModel
-    from serving.lifecycle import Lifecycle
-    from serving.rollout.engine_choice import Choice, Chooser
-    from serving.rollout.engine_load import LoadBuilder, PreparedLoad
-    from serving.settings import Settings
+    from bertserve.serving.engine.base import EngineLoad
+    from bertserve.serving.engine.process.remote_engine import EngineLife
+    from bertserve.serving.engine.specs import EngineChoice
+    from bertserve.serving.inference.dispatcher import Dispatcher
+    from bertserve.serving.inference.pipeline import Pipeline
+    from bertserve.serving.inference.served_models import ServedModel
+    from bertserve.serving.lifecycle import Lifecycle
+    from bertserve.serving.rollout.engine_choice import Choice, Chooser
+    from bertserve.serving.rollout.engine_load import LoadBuilder, PreparedLoad
+    from bertserve.serving.settings import Settings
 
     Start = Callable[..., Awaitable[EngineLife]]
 

@@ -16,11 +16,11 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from serving.unawaited import guarded
+from bertserve.serving.unawaited import guarded
 
 if TYPE_CHECKING:
-    from serving.inference.dispatcher import BatchObserver, Dispatcher
-    from serving.scheduling.batcher import Assignment
+    from bertserve.serving.inference.dispatcher import BatchObserver, Dispatcher
+    from bertserve.serving.scheduling.batcher import Assignment
 
 PERIOD_S = 0.1
 MIN_RUN_S = 0.01

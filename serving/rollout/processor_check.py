@@ -2,7 +2,7 @@
 
 Kernels for 8-bit products differ more between processors than others do, and a library that computes them wrongly
 reports no error. So a few texts whose PyTorch answers lie in the bundle are computed before the artifact is served.
-`python -m export.proof.sample` does this in a process of its own. An artifact that breaks its limits is left out, and
+`python -m bertserve.export.proof.sample` does this in a process of its own. An artifact that breaks its limits is left out, and
 the next best one is served. The node's cache keeps the findings.
 """
 
@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from serving import host
-from serving.children import module_command
-from serving.engine.kinds import engine_for
-from serving.models.node_cache import CacheError, add_file, is_proven_here, libraries_of, open_entry
+from bertserve.serving import host
+from bertserve.serving.children import module_command
+from bertserve.serving.engine.kinds import engine_for
+from bertserve.serving.models.node_cache import CacheError, add_file, is_proven_here, libraries_of, open_entry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from serving.models.artifact_selection import ServableArtifact
-    from serving.models.bundle import Bundle
-    from serving.models.manifest import Artifact
+    from bertserve.serving.models.artifact_selection import ServableArtifact
+    from bertserve.serving.models.bundle import Bundle
+    from bertserve.serving.models.manifest import Artifact
 
 log = logging.getLogger("bertserve")
 
@@ -122,7 +122,7 @@ def _sampled(bundle: Path, files: Sequence[str], threads: int) -> tuple[Mapping[
     """By file, whether an artifact may be served and what was found; else the reason why nothing was compared."""
     if not host.installed("safetensors"):
         return {}, host.installing("verify")
-    command = module_command("export.proof.sample", str(bundle), str(threads), *files)
+    command = module_command("bertserve.export.proof.sample", str(bundle), str(threads), *files)
     try:
         done = subprocess.run(
             command,

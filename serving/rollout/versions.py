@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from serving.errors import BundleError, EngineFailed, EngineLost, ModelNotFound, VersionNotLoaded, VersionRefused
-from serving.inference.served_models import ServedModel
-from serving.inference.tokenizer import TextTokenizer
-from serving.logs import tell
-from serving.models import verified_dir
-from serving.models.bundle import warn_of_schema
-from serving.models.manifest import TOKENIZER
-from serving.models.statistics import VersionState
-from serving.unawaited import start
+from bertserve.serving.errors import BundleError, EngineFailed, EngineLost, ModelNotFound, VersionNotLoaded, VersionRefused
+from bertserve.serving.inference.served_models import ServedModel
+from bertserve.serving.inference.tokenizer import TextTokenizer
+from bertserve.serving.logs import tell
+from bertserve.serving.models import verified_dir
+from bertserve.serving.models.bundle import warn_of_schema
+from bertserve.serving.models.manifest import TOKENIZER
+from bertserve.serving.models.statistics import VersionState
+from bertserve.serving.unawaited import start
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from serving.inference.served_models import Repository
-    from serving.models.bundle import Bundle
-    from serving.models.manifest import Manifest
-    from serving.rollout.engine_choice import Chooser
-    from serving.rollout.engine_slot import EngineSlot
-    from serving.settings import Settings
+    from bertserve.serving.inference.served_models import Repository
+    from bertserve.serving.models.bundle import Bundle
+    from bertserve.serving.models.manifest import Manifest
+    from bertserve.serving.rollout.engine_choice import Chooser
+    from bertserve.serving.rollout.engine_slot import EngineSlot
+    from bertserve.serving.settings import Settings
 
 log = logging.getLogger("bertserve.swap")
 

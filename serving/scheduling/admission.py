@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Self
 
-from serving.errors import BulkOverloaded, DeadlineExceeded, InvalidRequest, NotReady, Overloaded
-from serving.records import BULK, DEFAULT_PRIORITY, ModelIndex
-from serving.scheduling.cost import BUCKETS
+from bertserve.serving.errors import BulkOverloaded, DeadlineExceeded, InvalidRequest, NotReady, Overloaded
+from bertserve.serving.records import BULK, DEFAULT_PRIORITY, ModelIndex
+from bertserve.serving.scheduling.cost import BUCKETS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from serving.scheduling.load_predictor import Demand, LoadPredictor
+    from bertserve.serving.scheduling.load_predictor import Demand, LoadPredictor
 
 _BYTES_PER_TOKEN = 4
 """Bytes per token of English text in WordPiece, roughly; the exact count replaces the estimate."""

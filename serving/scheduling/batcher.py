@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from serving.records import BULK
-from serving.scheduling.cost import is_worthwhile
+from bertserve.serving.records import BULK
+from bertserve.serving.scheduling.cost import is_worthwhile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.scheduling.cost import ModelCosts
-    from serving.scheduling.queue import WorkItem, WorkQueue
+    from bertserve.serving.scheduling.cost import ModelCosts
+    from bertserve.serving.scheduling.queue import WorkItem, WorkQueue
 
 WIDE = 0
 """Lane 0 is wide; the others are narrow."""

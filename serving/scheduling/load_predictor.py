@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from serving.records import BULK, DEFAULT_PRIORITY
-from serving.scheduling.batcher import WIDE, Lanes
-from serving.scheduling.queue import WorkQueue
+from bertserve.serving.records import BULK, DEFAULT_PRIORITY
+from bertserve.serving.scheduling.batcher import WIDE, Lanes
+from bertserve.serving.scheduling.queue import WorkQueue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.records import ModelIndex
-    from serving.scheduling.batcher import Policy
-    from serving.scheduling.cost import ModelCosts
+    from bertserve.serving.records import ModelIndex
+    from bertserve.serving.scheduling.batcher import Policy
+    from bertserve.serving.scheduling.cost import ModelCosts
 
 _CROWDED_US = 100_000
 """Waiting work below which tokenizing costs less than predicting everything twice."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.records import DEFAULT_PRIORITY
-from serving.scheduling.cost import bucket_for
+from bertserve.serving.records import DEFAULT_PRIORITY
+from bertserve.serving.scheduling.cost import bucket_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from serving.records import EncodedText, ModelIndex
+    from bertserve.serving.records import EncodedText, ModelIndex
 
 
 BucketKey = tuple[int, int, int]

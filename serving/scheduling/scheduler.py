@@ -21,18 +21,18 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING
 
-from serving.records import BULK
-from serving.scheduling.admission import Admission
-from serving.scheduling.batcher import WIDE, Assignment, Lanes, assigned, choose, filled
-from serving.scheduling.load_predictor import BULK_SHARE, LoadPredictor
+from bertserve.serving.records import BULK
+from bertserve.serving.scheduling.admission import Admission
+from bertserve.serving.scheduling.batcher import WIDE, Assignment, Lanes, assigned, choose, filled
+from bertserve.serving.scheduling.load_predictor import BULK_SHARE, LoadPredictor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from serving.scheduling.admission import AdmissionLimits, Permit
-    from serving.scheduling.batcher import Policy
-    from serving.scheduling.cost import ModelCosts
-    from serving.scheduling.queue import WorkItem, WorkQueue
+    from bertserve.serving.scheduling.admission import AdmissionLimits, Permit
+    from bertserve.serving.scheduling.batcher import Policy
+    from bertserve.serving.scheduling.cost import ModelCosts
+    from bertserve.serving.scheduling.queue import WorkItem, WorkQueue
 
 _BULK_SLICE_US = 8000.0
 """Maximum time of a bulk batch while other requests arrive, which wait for it; a single text may always run."""

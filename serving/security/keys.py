@@ -10,7 +10,7 @@ import hmac
 import re
 from typing import TYPE_CHECKING
 
-from serving.errors import CredentialsError, Unauthenticated
+from bertserve.serving.errors import CredentialsError, Unauthenticated
 
 if TYPE_CHECKING:
     from pathlib import Path

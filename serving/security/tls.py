@@ -14,7 +14,7 @@ from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from serving.errors import CredentialsError
+from bertserve.serving.errors import CredentialsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

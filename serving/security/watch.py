@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from serving.errors import CredentialsError
+from bertserve.serving.errors import CredentialsError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

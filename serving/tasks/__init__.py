@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from serving.tasks import (
+from bertserve.serving.tasks import (
     answer,
     chunks,
     classify,
@@ -25,7 +25,7 @@ from serving.tasks import (
 )
 
 if TYPE_CHECKING:
-    from serving.tasks.base import Task, TaskOptions, Way
+    from bertserve.serving.tasks.base import Task, TaskOptions, Way
 
 TASKS: dict[str, Task[Any, Any]] = {}
 """All tasks by name."""

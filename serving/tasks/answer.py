@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from serving.errors import InvalidRequest, empty_input, quoted
-from serving.tasks import replies
-from serving.tasks.base import (
+from bertserve.serving.errors import InvalidRequest, empty_input, quoted
+from bertserve.serving.tasks import replies
+from bertserve.serving.tasks.base import (
     Asked,
     GraphOutput,
     LoadFormat,
@@ -31,7 +31,7 @@ from serving.tasks.base import (
     pairs_of,
     softmax,
 )
-from serving.tasks.windows import (
+from bertserve.serving.tasks.windows import (
     USUAL_OVERLAP,
     Options,
     by_input,
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from serving.records import AlignedText, Array, EncodedText, Row, TextInput, Truncate
-    from serving.tasks.base import Check, Facts, Tokenizer, Work
+    from bertserve.serving.records import AlignedText, Array, EncodedText, Row, TextInput, Truncate
+    from bertserve.serving.tasks.base import Check, Facts, Tokenizer, Work
 
 
 class AnswerSpan(msgspec.Struct, frozen=True):

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 import numpy as np
 
-from serving.errors import InvalidRequest, quoted
-from serving.records import IDS, MASK, POSITIONS, TYPES, TensorSpec
+from bertserve.serving.errors import InvalidRequest, quoted
+from bertserve.serving.records import IDS, MASK, POSITIONS, TYPES, TensorSpec
 
 if TYPE_CHECKING:
     from typing import Literal
 
     from numpy.typing import NDArray
 
-    from serving.records import AlignedText, EncodedChunk, EncodedText, MultiVector, Row, TextInput, Truncate
+    from bertserve.serving.records import AlignedText, EncodedChunk, EncodedText, MultiVector, Row, TextInput, Truncate
 
 
 O = TypeVar("O")  # noqa: E741  the options

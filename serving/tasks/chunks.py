@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from serving.errors import InvalidRequest, WrongTask, quoted
-from serving.records import EncodedChunk
-from serving.tasks import embed
-from serving.tasks.base import TaskOptions, Way, all_tokens, checked, pairs_of
-from serving.tasks.embed import EmbedOptions
-from serving.tasks.windows import USUAL_OVERLAP, by_input, chunk_ranges, merged, too_many_chunks
+from bertserve.serving.errors import InvalidRequest, WrongTask, quoted
+from bertserve.serving.records import EncodedChunk
+from bertserve.serving.tasks import embed
+from bertserve.serving.tasks.base import TaskOptions, Way, all_tokens, checked, pairs_of
+from bertserve.serving.tasks.embed import EmbedOptions
+from bertserve.serving.tasks.windows import USUAL_OVERLAP, by_input, chunk_ranges, merged, too_many_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from serving.records import EncodedText, TextInput, Truncate
-    from serving.tasks.base import Facts, Tokenizer, Work
+    from bertserve.serving.records import EncodedText, TextInput, Truncate
+    from bertserve.serving.tasks.base import Facts, Tokenizer, Work
 
 
 class Chunk(msgspec.Struct, frozen=True, eq=False):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
-from serving.tasks import replies, windows
-from serving.tasks.base import (
+from bertserve.serving.tasks import replies, windows
+from bertserve.serving.tasks.base import (
     GraphOutput,
     LoadFormat,
     Output,
@@ -22,7 +22,7 @@ from serving.tasks.base import (
     sigmoid,
     softmax,
 )
-from serving.tasks.windows import Windows  # noqa: TC001  msgspec reads the annotations
+from bertserve.serving.tasks.windows import Windows  # noqa: TC001  msgspec reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from serving.records import EncodedText, Row, TextInput
-    from serving.tasks.base import Check, Facts, Work
+    from bertserve.serving.records import EncodedText, Row, TextInput
+    from bertserve.serving.tasks.base import Check, Facts, Work
 
 
 _ROWS = 16

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from serving.errors import InvalidRequest, quoted
-from serving.fields.rule import resembled
-from serving.tasks import embed, embed_sparse, embed_tokens
-from serving.tasks.base import TaskOptions, Way
-from serving.tasks.embed import EmbedOptions
-from serving.tasks.embed_sparse import EmbedSparseOptions, SparseVector
-from serving.tasks.embed_tokens import EmbedTokensOptions
+from bertserve.serving.errors import InvalidRequest, quoted
+from bertserve.serving.fields.rule import resembled
+from bertserve.serving.tasks import embed, embed_sparse, embed_tokens
+from bertserve.serving.tasks.base import TaskOptions, Way
+from bertserve.serving.tasks.embed import EmbedOptions
+from bertserve.serving.tasks.embed_sparse import EmbedSparseOptions, SparseVector
+from bertserve.serving.tasks.embed_tokens import EmbedTokensOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from serving.tasks.base import Facts, Task, Work
+    from bertserve.serving.tasks.base import Facts, Task, Work
 
 TASKS: Mapping[str, Task[Any, Any]] = {
     "dense": embed.TASK,

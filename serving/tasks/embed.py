@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.errors import InvalidRequest, quoted
-from serving.tasks import replies
-from serving.tasks.base import GraphOutput, LoadFormat, Output, Task, TaskOptions, Vector, Way
+from bertserve.serving.errors import InvalidRequest, quoted
+from bertserve.serving.tasks import replies
+from bertserve.serving.tasks.base import GraphOutput, LoadFormat, Output, Task, TaskOptions, Vector, Way
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.records import Array, Row
-    from serving.tasks.base import Facts
+    from bertserve.serving.records import Array, Row
+    from bertserve.serving.tasks.base import Facts
 
 
 class EmbedOptions(TaskOptions[NDArray[np.float32]], frozen=True):

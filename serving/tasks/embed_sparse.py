@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray  # noqa: TC002  bulk work reads the annotations
 
-from serving.errors import InvalidRequest
-from serving.tasks import replies
-from serving.tasks.base import (
+from bertserve.serving.errors import InvalidRequest
+from bertserve.serving.tasks import replies
+from bertserve.serving.tasks.base import (
     Beside,
     GraphOutput,
     LoadFormat,
@@ -36,8 +36,8 @@ from serving.tasks.base import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from serving.records import EncodedText, TextInput, Truncate
-    from serving.tasks.base import Facts, Tokenizer, Work
+    from bertserve.serving.records import EncodedText, TextInput, Truncate
+    from bertserve.serving.tasks.base import Facts, Tokenizer, Work
 
 
 class SparseVector(msgspec.Struct, frozen=True, eq=False):

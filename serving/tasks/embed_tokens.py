@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.records import EncodedText
-from serving.tasks import replies
-from serving.tasks.base import (
+from bertserve.serving.records import EncodedText
+from bertserve.serving.tasks import replies
+from bertserve.serving.tasks.base import (
     Beside,
     GraphOutput,
     LoadFormat,
@@ -28,14 +28,14 @@ from serving.tasks.base import (
     output_at,
     padded,
 )
-from serving.tasks.embed import VECTOR
+from bertserve.serving.tasks.embed import VECTOR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from serving.records import Array, Expansion, MultiVector, TextInput, Truncate
-    from serving.tasks.base import Facts, Tokenizer, Work
+    from bertserve.serving.records import Array, Expansion, MultiVector, TextInput, Truncate
+    from bertserve.serving.tasks.base import Facts, Tokenizer, Work
 
 
 class EmbedTokensOptions(TaskOptions[list[NDArray[np.float32]]], frozen=True):

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from serving.errors import InvalidRequest
-from serving.records import EncodedText
-from serving.tasks import replies
-from serving.tasks.base import (
+from bertserve.serving.errors import InvalidRequest
+from bertserve.serving.records import EncodedText
+from bertserve.serving.tasks import replies
+from bertserve.serving.tasks.base import (
     Asked,
     GraphOutput,
     LoadFormat,
@@ -24,13 +24,13 @@ from serving.tasks.base import (
     floats,
     texts_of,
 )
-from serving.tasks.windows import Options  # noqa: TC001  msgspec reads the annotations
+from bertserve.serving.tasks.windows import Options  # noqa: TC001  msgspec reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.records import Row, TextInput, Truncate
-    from serving.tasks.base import Facts, Tokenizer, Work
+    from bertserve.serving.records import Row, TextInput, Truncate
+    from bertserve.serving.tasks.base import Facts, Tokenizer, Work
 
 
 class FilledMask(msgspec.Struct, frozen=True):

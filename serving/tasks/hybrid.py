@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serving.errors import InvalidRequest
-from serving.tasks import combined
-from serving.tasks.base import TaskOptions, Way, Work
-from serving.tasks.combined import CombinedOptions, Embedded
-from serving.tasks.maxsim import encode, mean_maxsim, products, scored, sizes_bytes
+from bertserve.serving.errors import InvalidRequest
+from bertserve.serving.tasks import combined
+from bertserve.serving.tasks.base import TaskOptions, Way, Work
+from bertserve.serving.tasks.combined import CombinedOptions, Embedded
+from bertserve.serving.tasks.maxsim import encode, mean_maxsim, products, scored, sizes_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from serving.records import TextInput
-    from serving.tasks.base import Check, Facts
-    from serving.tasks.embed_sparse import SparseVector
+    from bertserve.serving.records import TextInput
+    from bertserve.serving.tasks.base import Check, Facts
+    from bertserve.serving.tasks.embed_sparse import SparseVector
 
 
 class HybridOptions(TaskOptions[list[float]], frozen=True):

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from serving.errors import WrongTask
-from serving.tasks.base import TaskOptions, Way, checked, go_on, output_at, pairs_of
-from serving.tasks.embed_tokens import EmbedTokensOptions, vectors
-from serving.tasks.embed_tokens import encode as encode_side
+from bertserve.serving.errors import WrongTask
+from bertserve.serving.tasks.base import TaskOptions, Way, checked, go_on, output_at, pairs_of
+from bertserve.serving.tasks.embed_tokens import EmbedTokensOptions, vectors
+from bertserve.serving.tasks.embed_tokens import encode as encode_side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from serving.records import EncodedText, TextInput, Truncate
-    from serving.tasks.base import Check, Facts, Tokenizer, Work
+    from bertserve.serving.records import EncodedText, TextInput, Truncate
+    from bertserve.serving.tasks.base import Check, Facts, Tokenizer, Work
 
 E = TypeVar("E")
 """The embedding of a text."""

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serving.records import EncodedText
-from serving.tasks import replies, windows
-from serving.tasks.base import GraphOutput, LoadFormat, Output, Task, TaskOptions, Way, floats, pairs_of, sigmoid
-from serving.tasks.windows import Windows  # noqa: TC001  msgspec reads the annotations
+from bertserve.serving.records import EncodedText
+from bertserve.serving.tasks import replies, windows
+from bertserve.serving.tasks.base import GraphOutput, LoadFormat, Output, Task, TaskOptions, Way, floats, pairs_of, sigmoid
+from bertserve.serving.tasks.windows import Windows  # noqa: TC001  msgspec reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.records import Row, TextInput, Truncate
-    from serving.tasks.base import Tokenizer
+    from bertserve.serving.records import Row, TextInput, Truncate
+    from bertserve.serving.tasks.base import Tokenizer
 
 
 class RerankOptions(TaskOptions[list[float]], frozen=True):

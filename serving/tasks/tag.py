@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 import numpy as np
 
-from serving.errors import InvalidRequest
-from serving.tasks import replies, windows
-from serving.tasks.base import (
+from bertserve.serving.errors import InvalidRequest
+from bertserve.serving.tasks import replies, windows
+from bertserve.serving.tasks.base import (
     Asked,
     GraphOutput,
     LoadFormat,
@@ -29,15 +29,15 @@ from serving.tasks.base import (
     go_on,
     texts_of,
 )
-from serving.tasks.windows import LongText, Options, Windows
+from bertserve.serving.tasks.windows import LongText, Options, Windows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from serving.records import AlignedText, EncodedText, Row, TextInput, Truncate
-    from serving.tasks.base import Check, Facts, Tokenizer, Work
+    from bertserve.serving.records import AlignedText, EncodedText, Row, TextInput, Truncate
+    from bertserve.serving.tasks.base import Check, Facts, Tokenizer, Work
 
     Probabilities = NDArray[np.float32]
     Indices = NDArray[np.intp]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from serving.records import POSITIONS, Row
-from serving.tasks.base import TaskOptions, Way
+from bertserve.serving.records import POSITIONS, Row
+from bertserve.serving.tasks.base import TaskOptions, Way
 
 if TYPE_CHECKING:
-    from serving.records import EncodedText
-    from serving.tasks.base import Facts
+    from bertserve.serving.records import EncodedText
+    from bertserve.serving.tasks.base import Facts
 
 
 class TensorOptions(TaskOptions[Sequence[Row]], frozen=True):

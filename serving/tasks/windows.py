@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import msgspec
 import numpy as np
 
-from serving.errors import InvalidRequest, quoted
-from serving.records import AlignedText, EncodedText
-from serving.tasks.base import checked, go_on
+from bertserve.serving.errors import InvalidRequest, quoted
+from bertserve.serving.records import AlignedText, EncodedText
+from bertserve.serving.tasks.base import checked, go_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from serving.records import Array, Row, TextInput, TokenIds, Truncate
-    from serving.tasks.base import Check, Facts, Tokenizer
+    from bertserve.serving.records import Array, Row, TextInput, TokenIds, Truncate
+    from bertserve.serving.tasks.base import Check, Facts, Tokenizer
 
 
 def windows_of(

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serving.errors import EmptyInput, InvalidRequest, WrongTask
-from serving.tasks.base import CHARACTERS_PER_TOKEN, TaskOptions, Way, softmax, texts_of
-from serving.tasks.classify import LabelScore
+from bertserve.serving.errors import EmptyInput, InvalidRequest, WrongTask
+from bertserve.serving.tasks.base import CHARACTERS_PER_TOKEN, TaskOptions, Way, softmax, texts_of
+from bertserve.serving.tasks.classify import LabelScore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.records import EncodedText, Row, TextInput, Truncate
-    from serving.tasks.base import Facts, Tokenizer, Work
+    from bertserve.serving.records import EncodedText, Row, TextInput, Truncate
+    from bertserve.serving.tasks.base import Facts, Tokenizer, Work
 
 
 class ZeroShotOptions(TaskOptions[list[list[LabelScore]]], frozen=True):

@@ -20,24 +20,24 @@ from prometheus_client.core import Metric as PrometheusMetric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from serving.engine.kinds import ENGINES
-from serving.errors import InvalidRequest, reasons
-from serving.inference.requests import Totals
-from serving.lifecycle import State
-from serving.models.statistics import BatchStatistics, Duration
-from serving.records import BULK
-from serving.telemetry import catalogue
+from bertserve.serving.engine.kinds import ENGINES
+from bertserve.serving.errors import InvalidRequest, reasons
+from bertserve.serving.inference.requests import Totals
+from bertserve.serving.lifecycle import State
+from bertserve.serving.models.statistics import BatchStatistics, Duration
+from bertserve.serving.records import BULK
+from bertserve.serving.telemetry import catalogue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from serving.engine.process.remote_engine import EngineLife
-    from serving.inference.dispatcher import Dispatcher
-    from serving.inference.requests import Outcome
-    from serving.inference.served_models import Repository, ServedModel
-    from serving.records import ModelIndex
-    from serving.scheduling.batcher import Assignment
-    from serving.telemetry.catalogue import Metric
+    from bertserve.serving.engine.process.remote_engine import EngineLife
+    from bertserve.serving.inference.dispatcher import Dispatcher
+    from bertserve.serving.inference.requests import Outcome
+    from bertserve.serving.inference.served_models import Repository, ServedModel
+    from bertserve.serving.records import ModelIndex
+    from bertserve.serving.scheduling.batcher import Assignment
+    from bertserve.serving.telemetry.catalogue import Metric
 
     Values = Mapping[Any, float]
     """The samples of a metric, by the value of its only label, or by those of its labels in order."""

@@ -16,7 +16,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from serving.telemetry.metrics import Counts, Metrics
+    from bertserve.serving.telemetry.metrics import Counts, Metrics
 
 STEP_S = 2.0
 STEPS = 30

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from serving.errors import BertserveError, EngineFault
-from serving.logs import fields
+from bertserve.serving.errors import BertserveError, EngineFault
+from bertserve.serving.logs import fields
 
 if TYPE_CHECKING:
-    from serving.inference.requests import RequestTrace
-    from serving.logs import RateLimit
-    from serving.telemetry.metrics import Metrics
+    from bertserve.serving.inference.requests import RequestTrace
+    from bertserve.serving.logs import RateLimit
+    from bertserve.serving.telemetry.metrics import Metrics
 
 log = logging.getLogger("bertserve.requests")
 access_log = logging.getLogger("bertserve.access")

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.trace import Tracer
 
-    from serving.inference.requests import RequestTrace
-    from serving.telemetry.requests import SpanCounts
+    from bertserve.serving.inference.requests import RequestTrace
+    from bertserve.serving.telemetry.requests import SpanCounts
 
 log = logging.getLogger("bertserve.traces")
 

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 import torch
 
-from serving.bulk.errors import BatchError
-from serving.bulk.predictor import BatchPredictor, Model, Predictor
-from serving.tasks.embed import EmbedOptions
+from bertserve.serving.bulk.errors import BatchError
+from bertserve.serving.bulk.predictor import BatchPredictor, Model, Predictor
+from bertserve.serving.tasks.embed import EmbedOptions
 
 if TYPE_CHECKING:
     from pathlib import Path

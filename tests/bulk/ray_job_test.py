@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from serving.bulk.cli import _rate, main
-from serving.bulk.ray_job import _PartPredictor, _read, _Run
-from serving.bulk.ray_store import RayJob, RayJobStore
+from bertserve.serving.bulk.cli import _rate, main
+from bertserve.serving.bulk.ray_job import _PartPredictor, _read, _Run
+from bertserve.serving.bulk.ray_store import RayJob, RayJobStore
 from tests.support.models import ROOT
 from tests.support.ray_nodes import LIMIT_S, TOKEN, RayNode
 from tests.support.server import environment
@@ -243,7 +243,7 @@ def test_sigterm_ends_a_job_that_goes_on(docs: Path, tasks_repository: Path, tmp
 @pytest.mark.slow
 def test_a_text_that_always_kills_its_engine_ends_the_job(tasks_repository: Path, tmp_path: Path) -> None:
     """After some attempts, with the rows among which it is; what is finished stays. A column may have any name."""
-    from serving.bulk.predictor import Model  # noqa: PLC0415  for this test alone
+    from bertserve.serving.bulk.predictor import Model  # noqa: PLC0415  for this test alone
 
     word = Model(tasks_repository, "embed").encode("server")[0].ids[1]
     rows = [{"id": index, "error": "server" if index == 25 else "a text"} for index in range(30)]

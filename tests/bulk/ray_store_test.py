@@ -10,18 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from serving.bulk.answers import _plain
-from serving.bulk.errors import BatchError
-from serving.bulk.predictor import Model, Predictor
-from serving.bulk.ray_store import RayJob, RayJobStore, _values
-from serving.bulk.sources import Columns, InputFile, Part, Row
-from serving.tasks import TASKS
+from bertserve.serving.bulk.answers import _plain
+from bertserve.serving.bulk.errors import BatchError
+from bertserve.serving.bulk.predictor import Model, Predictor
+from bertserve.serving.bulk.ray_store import RayJob, RayJobStore, _values
+from bertserve.serving.bulk.sources import Columns, InputFile, Part, Row
+from bertserve.serving.tasks import TASKS
 from tests.support.no_room import no_room
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from serving.bulk.answers import AnswerColumn
+    from bertserve.serving.bulk.answers import AnswerColumn
 
 FILE = InputFile("/docs.jsonl", "jsonl", 100, 1, whole_ids=True)
 JOB = RayJob((FILE,), Columns(("text",), "id"), "parquet", 3, "embed", "0" * 64, {"truncate": False})

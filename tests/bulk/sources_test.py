@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from serving.bulk.errors import BatchError
-from serving.bulk.sources import Columns, find, parts
+from bertserve.serving.bulk.errors import BatchError
+from bertserve.serving.bulk.sources import Columns, find, parts
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def repository(folder: Path) -> Path:
-    from export.cli.export import main  # noqa: PLC0415  likewise
+    from bertserve.export.cli.export import main  # noqa: PLC0415  likewise
 
     made = folder.with_name("models")
     with contextlib.redirect_stdout(io.StringIO()):

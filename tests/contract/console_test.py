@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 
-from serving.http.apis.console_page import ASSETS
+from bertserve.serving.http.apis.console_page import ASSETS
 from tests.support.browser import PageError
 from tests.support.clients import Tei, get, http_call, post_json
 from tests.support.console import DASH, MINUS, PASSAGE, QUESTION, TEXT, answered, ask, cells, reply, visit

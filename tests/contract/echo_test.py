@@ -14,9 +14,9 @@ import pytest
 from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2
 
-from serving.bulk.errors import BatchError
-from serving.bulk.predictor import Model
-from serving.bulk.sources import Columns, find, parts
+from bertserve.serving.bulk.errors import BatchError
+from bertserve.serving.bulk.predictor import Model
+from bertserve.serving.bulk.sources import Columns, find, parts
 from tests.support.clients import TIMEOUT_S, HttpConnection, metadata
 from tests.support.poison import light_tasks
 from tests.support.server import FAKE, Server

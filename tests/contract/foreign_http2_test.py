@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from loadtest.generator.frames import prefixed
+from bertserve.loadtest.generator.frames import prefixed
 from tests.support.certificates import Certificates
 from tests.support.clients import MODEL_INFER, infer_request
 from tests.support.expected import fake_answers

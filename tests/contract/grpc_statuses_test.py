@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import HealthServicer
 from h2.errors import ErrorCodes
 
-from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame
+from bertserve.loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame
 from tests.support.http2 import RawHttp2, request_fields
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from serving.errors import BertserveError, BulkOverloaded, InvalidRequest, reasons
-from serving.telemetry import catalogue
+from bertserve.serving.errors import BertserveError, BulkOverloaded, InvalidRequest, reasons
+from bertserve.serving.telemetry import catalogue
 from tests.support.clients import Tei, get, metric, post_json
 from tests.support.prometheus import JOB, Prometheus, needs_prometheus, promtool
 from tests.support.promql import names, plain

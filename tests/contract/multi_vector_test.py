@@ -51,7 +51,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def repository(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from export.cli.export import main  # noqa: PLC0415  likewise
+    from bertserve.export.cli.export import main  # noqa: PLC0415  likewise
 
     repository: Path = tmp_path_factory.mktemp("multi-vector")
     with contextlib.redirect_stdout(io.StringIO()):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from export.cli import verify
-from export.cli.export import main as export
-from serving.models.node_cache import DERIVED
+from bertserve.export.cli import verify
+from bertserve.export.cli.export import main as export
+from bertserve.serving.models.node_cache import DERIVED
 from tests.support.checkpoints import write_checkpoint
 from tests.support.clients import get
 from tests.support.poison import edit_manifest

@@ -9,9 +9,9 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from serving.http.middleware import known_hosts
-from serving.security.keys import ApiKeys
-from serving.settings import Settings
+from bertserve.serving.http.middleware import known_hosts
+from bertserve.serving.security.keys import ApiKeys
+from bertserve.serving.settings import Settings
 from tests.support.clients import HttpReply, RawConnection, get, http_call, post_json
 from tests.support.credentials import FIRST, bearer, write_keys
 from tests.support.server import FAKE, Server

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from serving.models.bundle import open_bundle
+from bertserve.serving.models.bundle import open_bundle
 from tests.support.clients import ask, post_json
 from tests.support.console import answered, visit
 from tests.support.models import ROOT

@@ -10,7 +10,7 @@ import numpy as np
 import openai
 import pytest
 
-import serving.tasks
+import bertserve.serving.tasks
 from tests.support.clients import get, post_json
 from tests.support.models import ROOT
 from tests.support.openai_client import client_of

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from serving.bulk.predictor import Model, Predictor
+from bertserve.serving.bulk.predictor import Model, Predictor
 from tests.support.clients import ask, get, metric, post_json
 from tests.support.exports import exported
 from tests.support.server import Server, measured

@@ -26,13 +26,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc.service_pb2 import ModelInferRequest
 
 import bertserve
-from serving.errors import BertserveError
-from serving.grpc.services.standard import ReflectionService
-from serving.http.app import PROTOCOLS
-from serving.http.faults import error_body, status_of
-from serving.http.openapi import docs_router
-from serving.models.manifest import Manifest
-from serving.settings import ENVIRONMENT_PREFIX, Settings, flag_of
+from bertserve.serving.errors import BertserveError
+from bertserve.serving.grpc.services.standard import ReflectionService
+from bertserve.serving.http.app import PROTOCOLS
+from bertserve.serving.http.faults import error_body, status_of
+from bertserve.serving.http.openapi import docs_router
+from bertserve.serving.models.manifest import Manifest
+from bertserve.serving.settings import ENVIRONMENT_PREFIX, Settings, flag_of
 from tests.support.clients import MODEL_INFER, TIMEOUT_S, HttpConnection, infer_request
 from tests.support.credentials import FIRST, bearer, write_keys
 from tests.support.descriptions import kind, objects, operation, options, places, protobuf

@@ -267,10 +267,10 @@ def test_off_means_off(models: Path) -> None:
     """Without a collector nothing of it is even imported, and no thread waits."""
     with Server(models, *FAKE, env={"PYTHONPROFILEIMPORTTIME": "1"}) as server:
         assert post_json(server.http, "/embed", BODY, {"traceparent": parent()[0]}).status == 200
-        assert "serving.inference.pipeline" in server.log
+        assert "bertserve.serving.inference.pipeline" in server.log
         assert "opentelemetry.sdk" not in server.log
         assert "opentelemetry.proto" not in server.log
-        assert "serving.telemetry.tracing" not in server.log
+        assert "bertserve.serving.telemetry.tracing" not in server.log
 
 
 def test_a_bad_endpoint_is_an_error_of_the_settings(models: Path) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from export.cli import export, verify
-from serving.settings import Settings
+from bertserve.export.cli import export, verify
+from bertserve.serving.settings import Settings
 from tests.support import kubernetes
 from tests.support.certificates import Certificates
 from tests.support.clients import get

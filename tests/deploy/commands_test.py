@@ -62,7 +62,7 @@ SUBSTITUTED = {
 }
 ADDED = {
     "bertserve load --target": " --duration 2",
-    "loadtest.mlperf": " --seconds 4",
+    "bertserve.loadtest.mlperf": " --seconds 4",
     "--protocol both": " --grpc-target 127.0.0.1:8001",
     "# with its web page": " --web-host 127.0.0.1 --web-port 8089",
 }
@@ -74,7 +74,7 @@ PRESUPPOSED = {
     "# `steady` for a minute": (USUAL,),
     "--model ms-marco": ("bertserve serve --models rerankers",),
     "-u 1 -t 30s": (USUAL,),
-    "loadtest.mlperf": (USUAL,),
+    "bertserve.loadtest.mlperf": (USUAL,),
     "--replay requests.json": (USUAL, "curl http://127.0.0.1:8002/status > status.json"),
     "minilm/load": (f"{USUAL} --model-control true",),
     "verify models/NAME/1": ("bertserve export path/to/checkpoint --out models --precision fp32 --tensorrt graph",),
@@ -93,7 +93,7 @@ FILES: dict[str, Any] = {
     "docs/a.txt": "A text in a file of its own.",
 }
 T4 = {"gpus": [{"name": "Tesla T4", "capability": [7, 5], "memory": 16 << 30}], "missing": ["tensorrt"]}
-JUDGES = ("--slo", "locust ", "loadtest.mlperf")
+JUDGES = ("--slo", "locust ", "bertserve.loadtest.mlperf")
 """Commands that may end with 1 on a busy machine: an objective is missed."""
 PROGRAMS = ("bertserve", "locust")
 """Those of packages that the commands start."""

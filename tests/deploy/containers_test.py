@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from serving.settings import Settings
+from bertserve.serving.settings import Settings
 from tests.support import kubernetes
 from tests.support.certificates import Certificates
 from tests.support.clients import get

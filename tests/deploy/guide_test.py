@@ -14,11 +14,11 @@ import pytest
 import yaml
 from cryptography import x509
 
-from export.cli import export as export_cli
-from export.cli import inspect
-from loadtest.capacity import simulate_cli
-from serving.security.tls import check_pair
-from serving.settings import Settings
+from bertserve.export.cli import export as export_cli
+from bertserve.export.cli import inspect
+from bertserve.loadtest.capacity import simulate_cli
+from bertserve.serving.security.tls import check_pair
+from bertserve.serving.settings import Settings
 from tests.support import kubernetes
 from tests.support.containerfile import lineage, stages
 from tests.support.kubernetes import (

@@ -11,10 +11,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from export.checkpoint.source import safe_name
-from export.cli import export as export_cli
-from loadtest import cli as load_cli
-from serving.settings import Settings
+from bertserve.export.checkpoint.source import safe_name
+from bertserve.export.cli import export as export_cli
+from bertserve.loadtest import cli as load_cli
+from bertserve.serving.settings import Settings
 from tests.support import kubernetes
 from tests.support.containerfile import lineage, stages
 from tests.support.kubernetes import (

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.engine.base import MAX_LANES, Batch, BatchOutput, LaneKind, lanes_for
-from serving.engine.batches import OneByOne, Padder, finite_rows
-from serving.errors import EngineFault
-from serving.records import EncodedText, ModelIndex
+from bertserve.serving.engine.base import MAX_LANES, Batch, BatchOutput, LaneKind, lanes_for
+from bertserve.serving.engine.batches import OneByOne, Padder, finite_rows
+from bertserve.serving.errors import EngineFault
+from bertserve.serving.records import EncodedText, ModelIndex
 from tests.support.specs import model_spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.engine.specs import ModelSpec
+    from bertserve.serving.engine.specs import ModelSpec
 
 FIRST = ModelIndex(0)
 SPEC = model_spec(special_ids={"pad": 7})

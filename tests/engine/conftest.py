@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.inference.served_models import Repository
+from bertserve.serving.inference.served_models import Repository
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from serving.records import EncodedText
+    from bertserve.serving.records import EncodedText
 
 TEXTS = [
     "a",

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from serving.engine.base import Batch
-from serving.errors import BundleError, EngineFault
-from serving.records import EncodedText, ModelIndex
+from bertserve.serving.engine.base import Batch
+from bertserve.serving.errors import BundleError, EngineFault
+from bertserve.serving.records import EncodedText, ModelIndex
 from tests.support.misfits import MISFITS, model_at
 from tests.support.poison import TINY_SIZE, tiny_model
 
@@ -30,7 +30,7 @@ def engine(request: pytest.FixtureRequest) -> Callable[..., Any]:
     module, _, name = request.param.partition(".")
     if module == "openvino":
         pytest.importorskip("openvino", reason="the extra `openvino` is not installed")
-    found: Callable[..., Any] = getattr(importlib.import_module(f"serving.engine.cpu.{module}"), name)
+    found: Callable[..., Any] = getattr(importlib.import_module(f"bertserve.serving.engine.cpu.{module}"), name)
     return found
 
 

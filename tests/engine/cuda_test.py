@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from serving.engine.base import DeviceLost
-from serving.engine.gpu import cuda_driver
-from serving.engine.gpu.cuda import Buffer, Device
-from serving.engine.gpu.cuda_driver import CudaError, Driver
-from serving.engine.gpu.model import GraphBudget
+from bertserve.serving.engine.base import DeviceLost
+from bertserve.serving.engine.gpu import cuda_driver
+from bertserve.serving.engine.gpu.cuda import Buffer, Device
+from bertserve.serving.engine.gpu.cuda_driver import CudaError, Driver
+from bertserve.serving.engine.gpu.model import GraphBudget
 from tests.support.gpus import without_gpu
 from tests.support.simulated.cuda.bindings import driver as simulated
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from serving.engine.base import Batch, BatchOutput, EngineLoad, lanes_for
-from serving.engine.fake import FakeBackend, Fault, fake_vector
-from serving.engine.kinds.fake import ENGINE
-from serving.errors import EngineFault
-from serving.records import EncodedText, ModelIndex
+from bertserve.serving.engine.base import Batch, BatchOutput, EngineLoad, lanes_for
+from bertserve.serving.engine.fake import FakeBackend, Fault, fake_vector
+from bertserve.serving.engine.kinds.fake import ENGINE
+from bertserve.serving.errors import EngineFault
+from bertserve.serving.records import EncodedText, ModelIndex
 from tests.support.specs import model_spec
 
 SPEC = model_spec("fake")

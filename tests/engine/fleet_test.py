@@ -7,12 +7,12 @@ import subprocess
 
 import pytest
 
-from serving.engine.base import EngineLoad
-from serving.engine.process.fleet import RemoteFleet, for_one_gpu
-from serving.engine.process.supervisor import Supervisor
-from serving.engine.specs import KernelFiles
-from serving.errors import EngineFailed
-from serving.scheduling.cost import CostPoint
+from bertserve.serving.engine.base import EngineLoad
+from bertserve.serving.engine.process.fleet import RemoteFleet, for_one_gpu
+from bertserve.serving.engine.process.supervisor import Supervisor
+from bertserve.serving.engine.specs import KernelFiles
+from bertserve.serving.errors import EngineFailed
+from bertserve.serving.scheduling.cost import CostPoint
 
 WIDE, NARROW = CostPoint("wide", 8, 1, 100.0), CostPoint("narrow", 8, 1, 100.0)
 

@@ -13,16 +13,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from serving.engine.base import Batch, DeviceLost, EngineLoad, LaneKind
-from serving.engine.cpu.ort import OrtCpuBackend
-from serving.engine.gpu.cuda_driver import CudaError
-from serving.engine.gpu.model import SIZES, lengths_for
-from serving.engine.process.worker import prepare
-from serving.engine.specs import KernelFiles
-from serving.errors import BundleError, EngineFault
-from serving.inference.served_models import Repository
-from serving.models.verified_dir import digest
-from serving.records import EncodedText, ModelIndex
+from bertserve.serving.engine.base import Batch, DeviceLost, EngineLoad, LaneKind
+from bertserve.serving.engine.cpu.ort import OrtCpuBackend
+from bertserve.serving.engine.gpu.cuda_driver import CudaError
+from bertserve.serving.engine.gpu.model import SIZES, lengths_for
+from bertserve.serving.engine.process.worker import prepare
+from bertserve.serving.engine.specs import KernelFiles
+from bertserve.serving.errors import BundleError, EngineFault
+from bertserve.serving.inference.served_models import Repository
+from bertserve.serving.models.verified_dir import digest
+from bertserve.serving.records import EncodedText, ModelIndex
 from tests.support.gpus import without_gpu, without_graphs
 from tests.support.simulated_gpus import ENGINES, LARGEST_BATCH_TOKENS, Bench, as_plan
 from tests.support.tasks import MAX_LENGTH, TASKS, tiny_model, write_bundle
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from serving.engine.base import Backend
-    from serving.engine.specs import ModelSpec
+    from bertserve.serving.engine.base import Backend
+    from bertserve.serving.engine.specs import ModelSpec
 
 MODEL = ModelIndex(0)
 MASK_ID = 4
@@ -169,7 +169,7 @@ def test_graphs_have_a_bound_and_the_rest_runs_without(
     bench: Bench, specs: dict[str, ModelSpec], engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With no memory for graphs every answer is the same, piece by piece."""
-    monkeypatch.setattr("serving.engine.gpu.model.GRAPH_BYTES", -1)
+    monkeypatch.setattr("bertserve.serving.engine.gpu.model.GRAPH_BYTES", -1)
     check(bench, engine, specs["embed"], texts(9), texts(3, 20))
     assert bench.machine.graphs == {}
     assert set(bench.ort.InferenceSession.runs) <= {"-1"}
@@ -328,7 +328,7 @@ def test_compiled_kernels_are_kept_and_read_again(
 
 def prepare_trt(bench: Bench, plans: Sequence[ModelSpec]) -> Backend:
     """Loads engines as they are."""
-    from serving.engine.gpu.tensorrt import TensorRtBackend  # noqa: PLC0415  after the libraries are in their places
+    from bertserve.serving.engine.gpu.tensorrt import TensorRtBackend  # noqa: PLC0415  after the libraries are in their places
 
     return TensorRtBackend(plans, bench.device, LARGEST_BATCH_TOKENS)
 

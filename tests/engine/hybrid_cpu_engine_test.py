@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from serving import host
-from serving.engine.base import Batch, EngineLoad
-from serving.engine.cpu.ort import OrtCpuBackend
-from serving.engine.process.worker import prepare
-from serving.engine.specs import KernelFiles
-from serving.errors import EngineFault
-from serving.inference.served_models import Repository
-from serving.models.verified_dir import digest
-from serving.records import EncodedText, ModelIndex
-from serving.scheduling.cost import CostPoint
+from bertserve.serving import host
+from bertserve.serving.engine.base import Batch, EngineLoad
+from bertserve.serving.engine.cpu.ort import OrtCpuBackend
+from bertserve.serving.engine.process.worker import prepare
+from bertserve.serving.engine.specs import KernelFiles
+from bertserve.serving.errors import EngineFault
+from bertserve.serving.inference.served_models import Repository
+from bertserve.serving.models.verified_dir import digest
+from bertserve.serving.records import EncodedText, ModelIndex
+from bertserve.serving.scheduling.cost import CostPoint
 from tests.support.clients import get, post_json
 from tests.support.engines import kill_engine
 from tests.support.server import START_LIMIT_S, Server
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from serving.engine.specs import ModelSpec
-    from serving.records import Array
+    from bertserve.serving.engine.specs import ModelSpec
+    from bertserve.serving.records import Array
 
-hybrid = pytest.importorskip("serving.engine.cpu.hybrid", reason="the extra `openvino` is not installed")
+hybrid = pytest.importorskip("bertserve.serving.engine.cpu.hybrid", reason="the extra `openvino` is not installed")
 
 ONLY = ModelIndex(0)
 LENGTHS = (3, 16, 17, 32, 33, MAX_LENGTH)

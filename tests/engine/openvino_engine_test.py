@@ -12,14 +12,14 @@ import numpy as np
 import onnx
 import pytest
 
-from serving import host
-from serving.engine.base import Batch, EngineLoad, LaneKind
-from serving.engine.cpu.ort import OrtCpuBackend
-from serving.engine.process.worker import prepare
-from serving.errors import BundleError, EngineFault
-from serving.inference.served_models import Repository
-from serving.models.verified_dir import digest
-from serving.records import EncodedText, ModelIndex
+from bertserve.serving import host
+from bertserve.serving.engine.base import Batch, EngineLoad, LaneKind
+from bertserve.serving.engine.cpu.ort import OrtCpuBackend
+from bertserve.serving.engine.process.worker import prepare
+from bertserve.serving.errors import BundleError, EngineFault
+from bertserve.serving.inference.served_models import Repository
+from bertserve.serving.models.verified_dir import digest
+from bertserve.serving.records import EncodedText, ModelIndex
 from tests.support.expected import alone, cosines
 from tests.support.misfits import model_at
 from tests.support.models import cache_key, kept
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from serving.engine.cpu.openvino import OpenVinoBackend
-    from serving.engine.specs import ModelSpec
+    from bertserve.serving.engine.cpu.openvino import OpenVinoBackend
+    from bertserve.serving.engine.specs import ModelSpec
 
-engine = pytest.importorskip("serving.engine.cpu.openvino", reason="the extra `openvino` is not installed")
+engine = pytest.importorskip("bertserve.serving.engine.cpu.openvino", reason="the extra `openvino` is not installed")
 
 FP32, INT8, STATIC = ModelIndex(0), ModelIndex(1), ModelIndex(2)
 
@@ -45,11 +45,11 @@ def specs(models: Path, encoded: Sequence[EncodedText]) -> list[ModelSpec]:
 
     def quantise(folder: Path) -> None:
         # PyTorch is slow to import, and most runs find what an earlier one has made.
-        from export.checkpoint.reader import open_checkpoint  # noqa: PLC0415
-        from export.checkpoint.source import find  # noqa: PLC0415
-        from export.graph import optimize, task_model  # noqa: PLC0415
-        from export.precision import int8  # noqa: PLC0415
-        from export.precision import openvino as export_openvino  # noqa: PLC0415
+        from bertserve.export.checkpoint.reader import open_checkpoint  # noqa: PLC0415
+        from bertserve.export.checkpoint.source import find  # noqa: PLC0415
+        from bertserve.export.graph import optimize, task_model  # noqa: PLC0415
+        from bertserve.export.precision import int8  # noqa: PLC0415
+        from bertserve.export.precision import openvino as export_openvino  # noqa: PLC0415
 
         checkpoint = open_checkpoint(find("demo"), None, [].append)
         task_model.write(task_model.load(checkpoint), folder / "raw.onnx")
@@ -247,7 +247,7 @@ def test_the_engine_process_makes_it_ready(tmp_path: Path) -> None:
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that installs it."""
-    monkeypatch.delitem(sys.modules, "serving.engine.cpu.openvino")
+    monkeypatch.delitem(sys.modules, "bertserve.serving.engine.cpu.openvino")
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(BundleError, match=r"--editable '\.\[openvino\]'"):
         prepare(EngineLoad("openvino", [], threads=1))

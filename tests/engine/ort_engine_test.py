@@ -11,13 +11,13 @@ import numpy as np
 import onnx
 import pytest
 
-from serving import host
-from serving.engine.base import Batch, LaneKind
-from serving.engine.cpu import ort
-from serving.engine.cpu.ort import OrtCpuBackend
-from serving.errors import EngineFault
-from serving.inference.served_models import Repository
-from serving.records import EncodedText, ModelIndex
+from bertserve.serving import host
+from bertserve.serving.engine.base import Batch, LaneKind
+from bertserve.serving.engine.cpu import ort
+from bertserve.serving.engine.cpu.ort import OrtCpuBackend
+from bertserve.serving.errors import EngineFault
+from bertserve.serving.inference.served_models import Repository
+from bertserve.serving.records import EncodedText, ModelIndex
 from tests.support.expected import alone, cosines
 from tests.support.misfits import model_at
 from tests.support.poison import tiny_model
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from onnxruntime import InferenceSession
 
-    from serving.engine.specs import ModelSpec
+    from bertserve.serving.engine.specs import ModelSpec
 
 FP32, INT8 = ModelIndex(0), ModelIndex(1)
 

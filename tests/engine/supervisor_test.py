@@ -18,14 +18,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from serving.engine.base import BatchOutput, EngineLoad, LaneKind
-from serving.engine.process import remote_engine
-from serving.engine.process import supervisor as supervisor_module
-from serving.engine.process.remote_engine import RemoteEngine, starved_s
-from serving.engine.process.supervisor import Supervisor
-from serving.engine.process.wire import pack_result
-from serving.engine.specs import KernelFiles
-from serving.errors import BertserveError, EngineFailed, EngineFault, EngineLost
+from bertserve.serving.engine.base import BatchOutput, EngineLoad, LaneKind
+from bertserve.serving.engine.process import remote_engine
+from bertserve.serving.engine.process import supervisor as supervisor_module
+from bertserve.serving.engine.process.remote_engine import RemoteEngine, starved_s
+from bertserve.serving.engine.process.supervisor import Supervisor
+from bertserve.serving.engine.process.wire import pack_result
+from bertserve.serving.engine.specs import KernelFiles
+from bertserve.serving.errors import BertserveError, EngineFailed, EngineFault, EngineLost
 from tests.support.engine_processes import (
     BATCHED,
     EXIT,

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.engine.base import Batch, BatchOutput
-from serving.engine.process.wire import (
+from bertserve.serving.engine.base import Batch, BatchOutput
+from bertserve.serving.engine.process.wire import (
     FRAME_LIMIT_BYTES,
     HEADER,
     KINDS,
@@ -28,8 +28,8 @@ from serving.engine.process.wire import (
     unpack_result,
     unpack_run,
 )
-from serving.records import EncodedText, ModelIndex
-from serving.rollout.engine_process import STARTED
+from bertserve.serving.records import EncodedText, ModelIndex
+from bertserve.serving.rollout.engine_process import STARTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from serving.engine.base import EngineLoad, LaneKind
-from serving.engine.process import warm_up
-from serving.engine.process.wire import Channel, Kind, pack
-from serving.engine.process.worker import _lacked_memory, prepare
-from serving.errors import BundleError
-from serving.models.bundle import open_bundle
-from serving.scheduling.cost import CostPoint
+from bertserve.serving.engine.base import EngineLoad, LaneKind
+from bertserve.serving.engine.process import warm_up
+from bertserve.serving.engine.process.wire import Channel, Kind, pack
+from bertserve.serving.engine.process.worker import _lacked_memory, prepare
+from bertserve.serving.errors import BundleError
+from bertserve.serving.models.bundle import open_bundle
+from bertserve.serving.scheduling.cost import CostPoint
 from tests.support.engine_processes import faulty
 from tests.support.models import ROOT
 from tests.support.poison import FP32, tiny_bundle
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from serving.engine.process.wire import Ready
-    from serving.engine.specs import ModelSpec
+    from bertserve.serving.engine.process.wire import Ready
+    from bertserve.serving.engine.specs import ModelSpec
 
 
 def spec(name: str, *, batch_invariant: bool, max_length: int = 100, **changes: Any) -> ModelSpec:
@@ -119,7 +119,7 @@ def test_no_text_of_warm_up_is_longer_than_the_model_takes(max_length: int) -> N
 WITHOUT_A_LIBRARY = """
 import sys
 sys.modules["onnxruntime"] = None
-from serving.rollout.engine_process import main
+from bertserve.serving.rollout.engine_process import main
 main([int(word) for word in sys.argv[1:]])
 """
 

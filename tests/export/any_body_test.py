@@ -15,12 +15,12 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 
-from export.checkpoint.families import FAMILIES
-from export.checkpoint.families.family import FIXED, READ, UNUSED
-from export.errors import ExportError
-from export.graph import task_model
-from serving.tasks import classify
-from serving.tasks.classify import ClassifyOptions
+from bertserve.export.checkpoint.families import FAMILIES
+from bertserve.export.checkpoint.families.family import FIXED, READ, UNUSED
+from bertserve.export.errors import ExportError
+from bertserve.export.graph import task_model
+from bertserve.serving.tasks import classify
+from bertserve.serving.tasks.classify import ClassifyOptions
 from tests.support.checkpoints import HEADS, edit_json, edit_weights, write_json, write_task_checkpoint
 from tests.support.exports import answers_together, fused, opened
 from tests.support.references import check_answers, encoded
@@ -28,7 +28,7 @@ from tests.support.references import check_answers, encoded
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from export.checkpoint.reader import Checkpoint
+    from bertserve.export.checkpoint.reader import Checkpoint
 
 
 def check(folder: Path, task: str) -> Checkpoint:

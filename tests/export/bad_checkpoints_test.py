@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors import torch as safetensors_torch
 
-from export.cli.export import main
+from bertserve.export.cli.export import main
 from tests.support.checkpoints import (
     edit_json,
     use_fast_tokenizer,

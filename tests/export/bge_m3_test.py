@@ -13,18 +13,18 @@ import onnx
 import pytest
 import torch
 
-from export import build
-from export.cli.export import parser, recipe_of
-from export.errors import ExportError
-from export.graph import optimize, task_model
-from export.precision import emulation, half, int8, openvino, quantize
-from export.proof import parity
-from export.recipe import Recipe
-from export.tasks import EXPORTS, embed
-from export.tasks.libraries.answers import Answer
-from serving.models.manifest import Manifest, problem
-from serving.records import MultiVector
-from serving.tasks.embed_sparse import of_tokens
+from bertserve.export import build
+from bertserve.export.cli.export import parser, recipe_of
+from bertserve.export.errors import ExportError
+from bertserve.export.graph import optimize, task_model
+from bertserve.export.precision import emulation, half, int8, openvino, quantize
+from bertserve.export.proof import parity
+from bertserve.export.recipe import Recipe
+from bertserve.export.tasks import EXPORTS, embed
+from bertserve.export.tasks.libraries.answers import Answer
+from bertserve.serving.models.manifest import Manifest, problem
+from bertserve.serving.records import MultiVector
+from bertserve.serving.tasks.embed_sparse import of_tokens
 from tests.support.bge_m3 import COLUMNS, HIDDEN, LENGTH, FlagModel, write_m3
 from tests.support.checkpoints import edit_json, write_checkpoint
 from tests.support.exports import answers_together, exported, fused, ignore, opened
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from export.checkpoint.reader import Checkpoint
-    from serving.models.bundle import Bundle
-    from serving.models.manifest import Precision, Target
-    from serving.records import Row
+    from bertserve.export.checkpoint.reader import Checkpoint
+    from bertserve.serving.models.bundle import Bundle
+    from bertserve.serving.models.manifest import Precision, Target
+    from bertserve.serving.records import Row
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("sentence_transformers") is None,
@@ -319,7 +319,7 @@ def test_the_end_to_end_check_sees_each_output(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the library has another weight or vector, nothing is written."""
-    from export.cli.export import main  # noqa: PLC0415  as `exported`
+    from bertserve.export.cli.export import main  # noqa: PLC0415  as `exported`
 
     whole = embed._Library.answer
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from export.errors import ExportError
-from export.precision import calibration
-from export.texts import corpus
+from bertserve.export.errors import ExportError
+from bertserve.export.precision import calibration
+from bertserve.export.texts import corpus
 
 if TYPE_CHECKING:
     from pathlib import Path

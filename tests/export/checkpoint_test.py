@@ -7,8 +7,8 @@ import pytest
 import transformers
 from tokenizers import Tokenizer
 
-from export.checkpoint.source import Source, find, safe_name
-from export.errors import ExportError
+from bertserve.export.checkpoint.source import Source, find, safe_name
+from bertserve.export.errors import ExportError
 from tests.support.checkpoints import edit_json, use_fast_tokenizer, vocabulary, write_checkpoint, write_json
 from tests.support.exports import opened
 

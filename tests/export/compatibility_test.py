@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from export.recipe import FORMS
-from loadtest.benchmarks.exports import popular_models
-from loadtest.benchmarks.exports.__main__ import BENCHMARKS
-from loadtest.benchmarks.exports.compatibility import facts, tables
-from loadtest.benchmarks.exports.random_checkpoints import SMALL
-from loadtest.benchmarks.runner import main
-from loadtest.benchmarks.store import Store
-from loadtest.errors import BenchError
-from loadtest.report import machine
-from serving.engine.base import InlineEngine
-from serving.engine.fake import FakeBackend
-from serving.records import EncodedText
+from bertserve.export.recipe import FORMS
+from bertserve.loadtest.benchmarks.exports import popular_models
+from bertserve.loadtest.benchmarks.exports.__main__ import BENCHMARKS
+from bertserve.loadtest.benchmarks.exports.compatibility import facts, tables
+from bertserve.loadtest.benchmarks.exports.random_checkpoints import SMALL
+from bertserve.loadtest.benchmarks.runner import main
+from bertserve.loadtest.benchmarks.store import Store
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.report import machine
+from bertserve.serving.engine.base import InlineEngine
+from bertserve.serving.engine.fake import FakeBackend
+from bertserve.serving.records import EncodedText
 from tests.support.specs import model_spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.engine.base import Batch, BatchOutput
+    from bertserve.serving.engine.base import Batch, BatchOutput
 
 DOCS = Path(__file__).parents[2] / "docs"
 TABLES = ("heads", "settings", "files", "speed", "agreement", "models")
@@ -102,7 +102,7 @@ def test_every_form_is_made_compared_and_timed_in_turns(tmp_path: Path) -> None:
 
 def test_forms_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has a block at each length in every round, in one order and then in the other."""
-    from loadtest.benchmarks.exports import compatibility_runs  # noqa: PLC0415  brings PyTorch
+    from bertserve.loadtest.benchmarks.exports import compatibility_runs  # noqa: PLC0415  brings PyTorch
 
     monkeypatch.setattr(compatibility_runs, "_BLOCK_S", 1e-6)
     blocks: list[str] = []
@@ -200,7 +200,7 @@ def test_a_page_without_a_place_for_a_table_is_refused(folder: Path) -> None:
 
 
 def test_the_page_tells_the_figures_and_families_of_today() -> None:
-    """The page is what `python -m loadtest.benchmarks.exports compatibility --page-only` would write."""
+    """The page is what `python -m bertserve.loadtest.benchmarks.exports compatibility --page-only` would write."""
     text = (DOCS / "reference/compatibility.md").read_text(encoding="utf-8")
     assert text == tables(text, Store.read(DOCS / "benchmarks" / "compatibility.json"))
 

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from export.checkpoint import unpickle, weights
-from export.checkpoint.layouts import megatron
-from export.errors import ExportError
-from export.texts import corpus
+from bertserve.export.checkpoint import unpickle, weights
+from bertserve.export.checkpoint.layouts import megatron
+from bertserve.export.errors import ExportError
+from bertserve.export.texts import corpus
 from tests.support.exports import Export, all_probes, all_texts, export_small, few_probes, few_texts
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def probes(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def unpickled_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader of pickles without a confined process of its own, whose start takes seconds."""
-    from export.proof import reference_library as load  # noqa: PLC0415  needs the libraries to be imported
+    from bertserve.export.proof import reference_library as load  # noqa: PLC0415  needs the libraries to be imported
 
     def read(file: Path, target: Path, *, training: bool = False) -> dict[str, Any]:
         with file.open("rb") as stream, target.open("wb") as out:
@@ -81,4 +81,4 @@ def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     if request.param == "here":
         request.getfixturevalue("unpickled_here")
     else:
-        monkeypatch.delattr("export.checkpoint.unpickle.convert")
+        monkeypatch.delattr("bertserve.export.checkpoint.unpickle.convert")

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from export.cli.export import main as export
-from export.progress import Progress
-from export.proof.verify import repeat_sample
-from serving import host
-from serving.models.bundle import open_bundle
+from bertserve.export.cli.export import main as export
+from bertserve.export.progress import Progress
+from bertserve.export.proof.verify import repeat_sample
+from bertserve.serving import host
+from bertserve.serving.models.bundle import open_bundle
 from tests.support.emulated import obstacle, python_on_haswell
 from tests.support.skips import excused
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from serving.models.bundle import Bundle
+    from bertserve.serving.models.bundle import Bundle
 
 pytestmark = [pytest.mark.slow, pytest.mark.external(obstacle())]
 
@@ -28,13 +28,13 @@ _SCRIPT = """
 import io, json, sys
 from pathlib import Path
 import msgspec
-from serving import host
+from bertserve.serving import host
 if sys.argv[3] == "as usual":
     host.saturates = lambda: False
-from export.progress import Progress
-from export.proof.verify import repeat_sample
-from serving.engine.cpu import openvino
-from serving.models.bundle import read_bundle
+from bertserve.export.progress import Progress
+from bertserve.export.proof.verify import repeat_sample
+from bertserve.serving.engine.cpu import openvino
+from bertserve.serving.models.bundle import read_bundle
 openvino.warm_up = lambda *_: None
 bundle = read_bundle(Path(sys.argv[1]))
 artifacts = [artifact for artifact in bundle.artifacts if artifact.file == sys.argv[2]]

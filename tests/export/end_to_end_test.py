@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from export import build
-from export.cli.export import main
-from export.errors import ExportError
-from export.progress import Progress
-from export.recipe import Recipe
-from serving.models.bundle import BundleWriter
+from bertserve.export import build
+from bertserve.export.cli.export import main
+from bertserve.export.errors import ExportError
+from bertserve.export.progress import Progress
+from bertserve.export.recipe import Recipe
+from bertserve.serving.models.bundle import BundleWriter
 from tests.support.checkpoints import (
     HEADS,
     edit_json,
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from export.checkpoint.reader import Checkpoint
-    from serving.models.manifest import Manifest
+    from bertserve.export.checkpoint.reader import Checkpoint
+    from bertserve.serving.models.manifest import Manifest
 
     Fault = Callable[[Checkpoint], Checkpoint]
 
@@ -326,7 +326,7 @@ def test_loading_a_folder_for_its_proof_logs_nothing(
 def test_an_export_in_a_process_of_its_own_logs_nothing(tmp_path: Path) -> None:
     """Nor does what it imports."""
     folder = written(tmp_path / "small", "embed_tokens")
-    code = "import sys; from export.cli.export import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from bertserve.export.cli.export import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, str(folder), "--task", "embed", "--out", str(tmp_path / "models")]
     done = subprocess.run([*command, "--precision", "fp32"], check=True, capture_output=True, text=True)
     lines = [line for line in done.stderr.splitlines() if not re.search(r" {2}.* \d+\.\d s$|^  note: ", line)]

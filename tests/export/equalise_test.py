@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from export.precision.equalise import Cut, Seen, choose, eight_bits
+from bertserve.export.precision.equalise import Cut, Seen, choose, eight_bits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,18 +11,18 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-from export.cli.export import default_forms, main
-from export.pages.tables import as_text
-from export.report import terminal
-from serving import host
-from serving.engine.base import Batch, BatchOutput, InlineEngine
-from serving.engine.cpu.ort import OrtCpuBackend
-from serving.engine.specs import ModelSpec
-from serving.models.bundle import Bundle, open_bundle
-from serving.models.manifest import Quantisation
-from serving.records import ModelIndex
-from serving.rollout.engine_choice import Chooser
-from serving.settings import Settings
+from bertserve.export.cli.export import default_forms, main
+from bertserve.export.pages.tables import as_text
+from bertserve.export.report import terminal
+from bertserve.serving import host
+from bertserve.serving.engine.base import Batch, BatchOutput, InlineEngine
+from bertserve.serving.engine.cpu.ort import OrtCpuBackend
+from bertserve.serving.engine.specs import ModelSpec
+from bertserve.serving.models.bundle import Bundle, open_bundle
+from bertserve.serving.models.manifest import Quantisation
+from bertserve.serving.records import ModelIndex
+from bertserve.serving.rollout.engine_choice import Chooser
+from bertserve.serving.settings import Settings
 from tests.support.checkpoints import SPECIAL, edit_weights, write_checkpoint, write_task_checkpoint
 from tests.support.exports import ORT, exported
 from tests.support.gpus import without_gpu
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 def embed(bundle: Bundle, precision: str, text: str) -> NDArray[np.float32]:
     """Answers one text with an artifact of a bundle, on the engine that serves it."""
-    from export.checkpoint.vocabulary import Vocabulary  # noqa: PLC0415  after the checks of what main imports
+    from bertserve.export.checkpoint.vocabulary import Vocabulary  # noqa: PLC0415  after the checks of what main imports
 
     manifest, artifact = bundle.manifest, bundle.artifact(precision)
     content = (bundle.path / "tokenizer.json").read_bytes()
@@ -168,7 +168,7 @@ def test_what_auto_serves_here_is_made_by_default(folder: Path, monkeypatch: pyt
     ]
     monkeypatch.setattr(host, "saturates", lambda: False)
     assert Chooser(Settings(models=made.path.parents[1])).first().engine == "cpu"
-    monkeypatch.setattr("serving.engine.kinds.kind.find_spec", lambda _module: None)
+    monkeypatch.setattr("bertserve.serving.engine.kinds.kind.find_spec", lambda _module: None)
     assert default_forms() == ("fp32", "int8")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from export.cli.export import main
+from bertserve.export.cli.export import main
 from tests.support.checkpoints import (
     SPECIAL,
     edit_json,

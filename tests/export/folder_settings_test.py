@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import sentence_transformers
 
-from export.checkpoint import probes
-from export.cli.export import main
-from export.errors import ExportError
-from serving.bulk.predictor import Model, Predictor
+from bertserve.export.checkpoint import probes
+from bertserve.export.cli.export import main
+from bertserve.export.errors import ExportError
+from bertserve.serving.bulk.predictor import Model, Predictor
 from tests.support.checkpoints import edit_json
 from tests.support.clients import post_json
 from tests.support.exports import opened
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from export.checkpoint.vocabulary import Vocabulary
+    from bertserve.export.checkpoint.vocabulary import Vocabulary
     from tests.support.folders.grammar import Draw
 
 EMBED: Draw = {"family": "bert", "task": "embed"}

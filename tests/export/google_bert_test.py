@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from export.checkpoint.layouts import tensor_bundle
-from export.checkpoint.source import find
-from export.errors import ExportError
-from export.graph import task_model
+from bertserve.export.checkpoint.layouts import tensor_bundle
+from bertserve.export.checkpoint.source import find
+from bertserve.export.errors import ExportError
+from bertserve.export.graph import task_model
 from tests.support import tensor_bundles
 from tests.support.checkpoints import edit_json, write_json, write_task_checkpoint
 from tests.support.exports import opened
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from export.checkpoint.layouts.case import Case
+    from bertserve.export.checkpoint.layouts.case import Case
 
 INDEX, DATA = "model.ckpt-7038.index", "model.ckpt-7038.data-00000-of-00001"
 

@@ -9,11 +9,11 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
-from export.errors import ExportError
-from export.graph import editor, optimize, task_model
-from export.precision import int8, quantize
-from serving.engine.specs import DATA_SUFFIX
-from serving.models.artifact_scan import check_model_file
+from bertserve.export.errors import ExportError
+from bertserve.export.graph import editor, optimize, task_model
+from bertserve.export.precision import int8, quantize
+from bertserve.serving.engine.specs import DATA_SUFFIX
+from bertserve.serving.models.artifact_scan import check_model_file
 from tests.support.checkpoints import write_checkpoint
 from tests.support.exports import fused, ignore, opened
 from tests.support.specs import model_spec
@@ -21,8 +21,8 @@ from tests.support.specs import model_spec
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from export.checkpoint.reader import Checkpoint
-    from export.precision.equalise import Cut
+    from bertserve.export.checkpoint.reader import Checkpoint
+    from bertserve.export.precision.equalise import Cut
 
 TEXTS = ["the server", "a text that is not in it", ("of the", "and to a"), "it"]
 FP32 = {"EmbedLayerNormalization": 1, "Attention": 2, "SkipLayerNormalization": 4, "BiasGelu": 2}

@@ -10,10 +10,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
-from export.errors import ExportError
-from export.graph import optimize
-from export.precision import emulation, half
-from export.tasks.decisions import cosine
+from bertserve.export.errors import ExportError
+from bertserve.export.graph import optimize
+from bertserve.export.precision import emulation, half
+from bertserve.export.tasks.decisions import cosine
 from tests.support.checkpoints import write_checkpoint
 from tests.support.exports import fused, opened
 from tests.support.graphs import (

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from export.cli.export import main
-from serving.errors import StartupError
-from serving.inference.served_models import Repository
-from serving.models.bundle import read_bundle
+from bertserve.export.cli.export import main
+from bertserve.serving.errors import StartupError
+from bertserve.serving.inference.served_models import Repository
+from bertserve.serving.models.bundle import read_bundle
 from tests.support.checkpoints import write_checkpoint, write_task_checkpoint
 from tests.support.fork_server import export_fork_server
 from tests.support.hub import GATED, TOKEN, Hub
@@ -102,7 +102,7 @@ def test_checkpoints_as_their_makers_left_them(tmp_path: Path, write: Callable[[
 def test_another_commit_is_loaded(hub: Hub) -> None:
     """Its files lie in the client's cache afterwards, where they are found without the hub."""
     code = (
-        "import json, sys\nfrom export.checkpoint.source import locate\n"
+        "import json, sys\nfrom bertserve.export.checkpoint.source import locate\n"
         "source = locate(sys.argv[1], *sys.argv[2:]).load()\nprint(json.dumps([str(source.path), source.commit]))"
     )
 

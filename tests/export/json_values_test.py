@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from export import build
+from bertserve.export import build
 from tests.support import json_values
 
 SAMPLED = {"embed": 12, "router": 8, "own, filled": 6, "modernbert": 6}

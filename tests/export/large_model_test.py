@@ -14,11 +14,11 @@ import pytest
 import torch
 import transformers
 
-from export.cli import inspect, verify
-from export.cli.export import main as export
-from export.graph import editor
-from serving.models.bundle import Bundle, open_bundle
-from serving.models.manifest import ENGINE_GRAPHS
+from bertserve.export.cli import inspect, verify
+from bertserve.export.cli.export import main as export
+from bertserve.export.graph import editor
+from bertserve.serving.models.bundle import Bundle, open_bundle
+from bertserve.serving.models.manifest import ENGINE_GRAPHS
 from tests.support.checkpoints import write_large_checkpoint
 from tests.support.clients import post_json
 from tests.support.expected import cosines

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from export.graph import architectures, task_model
-from serving.records import EncodedText
+from bertserve.export.graph import architectures, task_model
+from bertserve.serving.records import EncodedText
 from tests.support import own_forms
 from tests.support.checkpoints import HEADS, PUBLISHED, vocabulary, write_task_checkpoint
 from tests.support.exports import answers_together, fused, ignore, opened
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from export.checkpoint.reader import Checkpoint
+    from bertserve.export.checkpoint.reader import Checkpoint
 
 
 LENGTHS = (3, 23, 24, 25, 60, 130)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from export.checkpoint import unpickle
-from export.errors import ExportError
-from export.graph import task_model
+from bertserve.export.checkpoint import unpickle
+from bertserve.export.errors import ExportError
+from bertserve.export.graph import task_model
 from tests.support.checkpoints import write_json
 from tests.support.exports import opened
 from tests.support.fuzzing import sizes

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from export.errors import ExportError
-from export.tasks import EXPORTS, metrics
-from export.tasks.answer import best_span
-from export.tasks.decisions import DecisionComparator, order_agreement
-from serving.records import EncodedText, Row
-from serving.tasks import TASKS
+from bertserve.export.errors import ExportError
+from bertserve.export.tasks import EXPORTS, metrics
+from bertserve.export.tasks.answer import best_span
+from bertserve.export.tasks.decisions import DecisionComparator, order_agreement
+from bertserve.serving.records import EncodedText, Row
+from bertserve.serving.tasks import TASKS
 from tests.support.checkpoints import write_checkpoint
 from tests.support.exports import opened
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from export.checkpoint.vocabulary import Vocabulary
+    from bertserve.export.checkpoint.vocabulary import Vocabulary
 
 
 @pytest.mark.parametrize(

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from export import build
-from export.checkpoint import multi_vector, pooling
-from export.cli.export import main
-from export.cli.verify import main as verify
-from export.engines import tensorrt
-from export.errors import ExportError
-from export.graph import task_model
-from export.precision import half
-from export.progress import Progress
-from export.recipe import Recipe
-from export.tasks import EXPORTS, metrics
-from serving.engine.base import Batch
-from serving.engine.batches import Padder
-from serving.models.bundle import BundleWriter, open_bundle
-from serving.records import MASK, Expansion, ModelIndex
-from serving.tasks.embed_tokens import vectors
-from serving.tasks.maxsim import maxsim
+from bertserve.export import build
+from bertserve.export.checkpoint import multi_vector, pooling
+from bertserve.export.cli.export import main
+from bertserve.export.cli.verify import main as verify
+from bertserve.export.engines import tensorrt
+from bertserve.export.errors import ExportError
+from bertserve.export.graph import task_model
+from bertserve.export.precision import half
+from bertserve.export.progress import Progress
+from bertserve.export.recipe import Recipe
+from bertserve.export.tasks import EXPORTS, metrics
+from bertserve.serving.engine.base import Batch
+from bertserve.serving.engine.batches import Padder
+from bertserve.serving.models.bundle import BundleWriter, open_bundle
+from bertserve.serving.records import MASK, Expansion, ModelIndex
+from bertserve.serving.tasks.embed_tokens import vectors
+from bertserve.serving.tasks.maxsim import maxsim
 from tests.support.checkpoints import edit_json, write_json
 from tests.support.exports import answers_together, fused, ignore, opened
 from tests.support.graphs import check_ranges
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from serving.models.manifest import Manifest
+    from bertserve.serving.models.manifest import Manifest
 
 pytestmark = [
     pytest.mark.usefixtures("few_texts_of_pytorch"),

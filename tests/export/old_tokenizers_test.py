@@ -12,11 +12,11 @@ import pytest
 import transformers
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
 
-from export.checkpoint import vocabulary
-from export.checkpoint.folder import Folder
-from export.errors import ExportError
-from export.texts import corpus
-from serving.inference.tokenizer import TextTokenizer
+from bertserve.export.checkpoint import vocabulary
+from bertserve.export.checkpoint.folder import Folder
+from bertserve.export.errors import ExportError
+from bertserve.export.texts import corpus
+from bertserve.serving.inference.tokenizer import TextTokenizer
 from tests.support.checkpoints import write_json
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from export.errors import ExportError
-from export.graph import optimize, task_model
-from export.precision import openvino
-from serving.models.artifact_scan import check_model_file
+from bertserve.export.errors import ExportError
+from bertserve.export.graph import optimize, task_model
+from bertserve.export.precision import openvino
+from bertserve.serving.models.artifact_scan import check_model_file
 from tests.support.checkpoints import write_checkpoint
 from tests.support.expected import cosines
 from tests.support.exports import opened

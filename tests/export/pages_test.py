@@ -12,15 +12,15 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
-from export.pages import html
-from export.pages.plots import Axis, Bars, Histogram, Lines, Scatter, Series, Shares, as_file, in_page
-from export.pages.tables import Table, as_text, show
+from bertserve.export.pages import html
+from bertserve.export.pages.plots import Axis, Bars, Histogram, Lines, Scatter, Series, Shares, as_file, in_page
+from bertserve.export.pages.tables import Table, as_text, show
 from tests.support.models import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from export.pages.plots import Plot
+    from bertserve.export.pages.plots import Plot
 
 TABLE = Table("Title", "Note.", ("name", "figure"), [("a\x1b[2J", "1.5"), ("longer", "held")], words=1)
 LINES = Lines(
@@ -69,7 +69,7 @@ def test_a_plot_of_the_same_is_the_same_to_the_byte() -> None:
 def test_plots_write_nothing_into_a_home(tmp_path: Path) -> None:
     """Not even what would be faster the next time; a home that is not there is no matter."""
     program = (
-        "from export.pages.plots import Shares, as_file; import os; as_file('t', Shares('ms', [('a', 'blue', 1)]));"
+        "from bertserve.export.pages.plots import Shares, as_file; import os; as_file('t', Shares('ms', [('a', 'blue', 1)]));"
         "assert 'MPLCONFIGDIR' not in os.environ"
     )
     env = {name: value for name, value in os.environ.items() if name != "MPLCONFIGDIR"}

@@ -9,15 +9,15 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from export import build
-from export.graph import editor, task_model
-from export.proof import parity
-from export.proof.engine import open_engine
-from export.recipe import Recipe
-from export.tasks import EXPORTS, decisions
-from export.texts import corpus
-from serving.models.manifest import Accuracy, Invariance, Parity
-from serving.records import EncodedText
+from bertserve.export import build
+from bertserve.export.graph import editor, task_model
+from bertserve.export.proof import parity
+from bertserve.export.proof.engine import open_engine
+from bertserve.export.recipe import Recipe
+from bertserve.export.tasks import EXPORTS, decisions
+from bertserve.export.texts import corpus
+from bertserve.serving.models.manifest import Accuracy, Invariance, Parity
+from bertserve.serving.records import EncodedText
 from tests.support.checkpoints import write_checkpoint
 from tests.support.exports import fused, ignore, opened
 

@@ -12,20 +12,20 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
-from export.cli import build, inspect
-from export.cli.export import main
-from export.engines import tensorrt
-from export.engines.native import name_of
-from export.errors import ExportError
-from export.graph import optimize, task_model
-from export.graph.editor import GraphEditor
-from export.precision import emulation, half, int8, qdq
-from export.precision.equalise import Cut
-from export.precision.products import Product, find
-from export.texts import corpus
-from serving.models.artifact_scan import check_model_file
-from serving.models.bundle import open_bundle
-from serving.models.manifest import MANIFEST
+from bertserve.export.cli import build, inspect
+from bertserve.export.cli.export import main
+from bertserve.export.engines import tensorrt
+from bertserve.export.engines.native import name_of
+from bertserve.export.errors import ExportError
+from bertserve.export.graph import optimize, task_model
+from bertserve.export.graph.editor import GraphEditor
+from bertserve.export.precision import emulation, half, int8, qdq
+from bertserve.export.precision.equalise import Cut
+from bertserve.export.precision.products import Product, find
+from bertserve.export.texts import corpus
+from bertserve.serving.models.artifact_scan import check_model_file
+from bertserve.serving.models.bundle import open_bundle
+from bertserve.serving.models.manifest import MANIFEST
 from tests.support.checkpoints import STEMS, write_checkpoint, write_task_checkpoint
 from tests.support.expected import cosines
 from tests.support.exports import ignore, opened

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from export.pages.tables import as_text, printable
-from export.proof.parity import Comparison, Reference
-from export.report import latency, page, terminal
-from serving.engine.base import Batch, BatchOutput, InlineEngine, LaneKind
-from serving.engine.specs import EngineBuild, ShapeProfile
-from serving.host import processor
-from serving.models.bundle import Bundle
-from serving.models.manifest import (
+from bertserve.export.pages.tables import as_text, printable
+from bertserve.export.proof.parity import Comparison, Reference
+from bertserve.export.report import latency, page, terminal
+from bertserve.serving.engine.base import Batch, BatchOutput, InlineEngine, LaneKind
+from bertserve.serving.engine.specs import EngineBuild, ShapeProfile
+from bertserve.serving.host import processor
+from bertserve.serving.models.bundle import Bundle
+from bertserve.serving.models.manifest import (
     Accuracy,
     Artifact,
     EndToEnd,
@@ -26,8 +26,8 @@ from serving.models.manifest import (
     ReferenceLibrary,
     Source,
 )
-from serving.records import EncodedText
-from serving.tasks import TASKS
+from bertserve.serving.records import EncodedText
+from bertserve.serving.tasks import TASKS
 from tests.support.browser import fits_a_phone
 
 if TYPE_CHECKING:

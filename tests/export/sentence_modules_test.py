@@ -15,16 +15,16 @@ import torch
 from sentence_transformers.sentence_transformer import modules
 from torch import nn
 
-from export.checkpoint import modules as read_modules
-from export.checkpoint import pooling
-from export.engines import tensorrt
-from export.graph import optimize, task_model
-from export.precision import emulation, half, int8, openvino, quantize
-from serving.engine.base import Batch
-from serving.engine.batches import Padder
-from serving.records import ModelIndex
-from serving.tasks import embed
-from serving.tasks.embed import EmbedOptions
+from bertserve.export.checkpoint import modules as read_modules
+from bertserve.export.checkpoint import pooling
+from bertserve.export.engines import tensorrt
+from bertserve.export.graph import optimize, task_model
+from bertserve.export.precision import emulation, half, int8, openvino, quantize
+from bertserve.serving.engine.base import Batch
+from bertserve.serving.engine.batches import Padder
+from bertserve.serving.records import ModelIndex
+from bertserve.serving.tasks import embed
+from bertserve.serving.tasks.embed import EmbedOptions
 from tests.support.checkpoints import edit_json, use_fast_tokenizer, write_checkpoint, write_json, write_modules
 from tests.support.expected import cosines
 from tests.support.exports import answers_together, fused, ignore, opened
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from sentence_transformers.base.modules import Module
 
-    from export.checkpoint.reader import Checkpoint
-    from serving.models.manifest import Target
+    from bertserve.export.checkpoint.reader import Checkpoint
+    from bertserve.serving.models.manifest import Target
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("sentence_transformers") is None,

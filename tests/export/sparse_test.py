@@ -9,16 +9,16 @@ import numpy as np
 import onnx
 import pytest
 
-from export import build
-from export.checkpoint import sparse
-from export.engines import tensorrt
-from export.errors import ExportError
-from export.graph import optimize, sparse_head, task_model
-from export.precision import emulation, half, int8, openvino, quantize
-from export.tasks import decisions
-from export.tasks.embed_sparse import above_cut
-from serving.models import query_weights
-from serving.models.manifest import QUERY_WEIGHTS, Quantisation
+from bertserve.export import build
+from bertserve.export.checkpoint import sparse
+from bertserve.export.engines import tensorrt
+from bertserve.export.errors import ExportError
+from bertserve.export.graph import optimize, sparse_head, task_model
+from bertserve.export.precision import emulation, half, int8, openvino, quantize
+from bertserve.export.tasks import decisions
+from bertserve.export.tasks.embed_sparse import above_cut
+from bertserve.serving.models import query_weights
+from bertserve.serving.models.manifest import QUERY_WEIGHTS, Quantisation
 from tests.support.checkpoints import edit_json, edit_weights, write_checkpoint, write_json
 from tests.support.exports import answers_together, exported, fused, ignore, opened
 from tests.support.sparse_encoders import (
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from export.checkpoint.reader import Checkpoint
-    from serving.models.manifest import Target
-    from serving.records import Row
+    from bertserve.export.checkpoint.reader import Checkpoint
+    from bertserve.serving.models.manifest import Target
+    from bertserve.serving.records import Row
 
 pytestmark = [
     pytest.mark.skipif(

@@ -9,14 +9,14 @@ import onnx
 import pytest
 import transformers
 
-from export import build
-from export.checkpoint.families import FAMILIES
-from export.errors import ExportError
-from export.graph import optimize, task_model
-from export.precision import emulation, half, int8, openvino, quantize
-from export.proof import parity, reference
-from export.tasks import decisions
-from serving.tasks import TASKS
+from bertserve.export import build
+from bertserve.export.checkpoint.families import FAMILIES
+from bertserve.export.errors import ExportError
+from bertserve.export.graph import optimize, task_model
+from bertserve.export.precision import emulation, half, int8, openvino, quantize
+from bertserve.export.proof import parity, reference
+from bertserve.export.tasks import decisions
+from bertserve.serving.tasks import TASKS
 from tests.support.checkpoints import HEADS, LABELS, STEMS, edit_json, edit_weights, write_task_checkpoint
 from tests.support.exports import answers_together, fused, ignore, opened
 from tests.support.references import TEXTS, check_answers, encoded, expected

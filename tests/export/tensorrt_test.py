@@ -14,20 +14,20 @@ import torch
 import transformers
 from onnx import TensorProto, helper
 
-from export.checkpoint.reader import open_checkpoint
-from export.checkpoint.source import find
-from export.cli.command import run
-from export.engines import free_space, native, tensorrt, tensorrt_builder
-from export.engines.tensorrt_builder import Build, BuilderError, shapes_of
-from export.errors import ExportError
-from export.graph import task_model
-from export.precision import half
-from export.progress import quiet
-from serving.engine.gpu import tensorrt_library
-from serving.engine.specs import ShapeProfile
-from serving.models.bundle import open_bundle
-from serving.models.node_cache import CacheWriter, open_entry
-from serving.models.verified_dir import digest
+from bertserve.export.checkpoint.reader import open_checkpoint
+from bertserve.export.checkpoint.source import find
+from bertserve.export.cli.command import run
+from bertserve.export.engines import free_space, native, tensorrt, tensorrt_builder
+from bertserve.export.engines.tensorrt_builder import Build, BuilderError, shapes_of
+from bertserve.export.errors import ExportError
+from bertserve.export.graph import task_model
+from bertserve.export.precision import half
+from bertserve.export.progress import quiet
+from bertserve.serving.engine.gpu import tensorrt_library
+from bertserve.serving.engine.specs import ShapeProfile
+from bertserve.serving.models.bundle import open_bundle
+from bertserve.serving.models.node_cache import CacheWriter, open_entry
+from bertserve.serving.models.verified_dir import digest
 from tests.support.checkpoints import STEMS, write_checkpoint, write_task_checkpoint
 from tests.support.exports import ignore, opened
 from tests.support.gpus import without_gpu

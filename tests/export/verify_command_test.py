@@ -15,9 +15,9 @@ from onnx import numpy_helper
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from export.cli import inspect, verify
-from export.cli.export import main as export
-from serving.models.manifest import MANIFEST
+from bertserve.export.cli import inspect, verify
+from bertserve.export.cli.export import main as export
+from bertserve.serving.models.manifest import MANIFEST
 from tests.support.checkpoints import edit_json, write_task_checkpoint
 from tests.support.clients import get
 from tests.support.poison import add_engine, edit_manifest, keep_only_fp32, sign

@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors import torch as safetensors_torch
 
-from export.checkpoint import unpickle
-from export.graph import task_model
+from bertserve.export.checkpoint import unpickle
+from bertserve.export.graph import task_model
 from tests.support.checkpoints import write_checkpoint, write_json
 from tests.support.exports import opened
 
@@ -95,7 +95,7 @@ def test_the_reader_of_pickles_is_confined(tmp_path: Path) -> None:
     """It opens neither file nor socket, starts with no more memory than it needs, and still reads weights."""
     words = f"""
 import io, socket, torch
-from export.checkpoint import unpickle
+from bertserve.export.checkpoint import unpickle
 stream = io.BytesIO()
 torch.save({{"a": torch.ones(3)}}, stream)
 stream.seek(0)

@@ -16,11 +16,11 @@ from google.protobuf import descriptor_pb2
 from h2.errors import ErrorCodes
 from hyperframe.frame import HeadersFrame
 
-import serving
-from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed
-from serving.grpc.services import reflection_pb2
-from serving.security.keys import ApiKeys
-from serving.security.watch import FileWatch
+import bertserve.serving
+from bertserve.loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed
+from bertserve.serving.grpc.services import reflection_pb2
+from bertserve.serving.security.keys import ApiKeys
+from bertserve.serving.security.watch import FileWatch
 from tests.support.clients import (
     MODEL_INFER,
     HttpConnection,

@@ -21,9 +21,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from h2.errors import ErrorCodes
 from hyperframe.frame import GoAwayFrame, PingFrame
 
-from loadtest.generator import frames as wire
-from loadtest.generator.frames import PREFACE, frame, settings
-from serving.net.lingering_close import LingeringClose
+from bertserve.loadtest.generator import frames as wire
+from bertserve.loadtest.generator.frames import PREFACE, frame, settings
+from bertserve.serving.net.lingering_close import LingeringClose
 from tests.support.asking import asking, failures, wait_for_more
 from tests.support.certificates import Certificates
 from tests.support.clients import Grpc, HttpConnection, RawConnection, get, http_call, metric, metrics

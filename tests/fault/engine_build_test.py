@@ -24,7 +24,7 @@ BUILD_LIMIT_S = 120.0
 
 def export(folder: Path, seed: int = 0) -> None:
     # PyTorch is slow to import, and nothing else here needs it.
-    from export.cli.export import main  # noqa: PLC0415
+    from bertserve.export.cli.export import main  # noqa: PLC0415
     from tests.support.checkpoints import write_checkpoint  # noqa: PLC0415
 
     checkpoint = write_checkpoint(folder / "checkpoint" / "small", layers=1, seed=seed)

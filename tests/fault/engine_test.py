@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 import pytest
 
-from loadtest.generator.scenario import Phase, Scenario
+from bertserve.loadtest.generator.scenario import Phase, Scenario
 from tests.support.asking import asking, failures, numbered_texts, wait_for_more
 from tests.support.canary import sing
 from tests.support.clients import BOTH, STATUS, Grpc, RawConnection, Refused, Tei, get, metric, post_json

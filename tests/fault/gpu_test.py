@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from serving.engine.kinds import ENGINES
+from bertserve.serving.engine.kinds import ENGINES
 from tests.support.clients import get, metric, post_json
 from tests.support.engines import engine_of, kill_engine
 from tests.support.gpus import without_gpu

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from serving.settings import Settings
+from bertserve.serving.settings import Settings
 from tests.support.asking import asking, failures, wait_for_more
 from tests.support.clients import MODEL_INFER, TIMEOUT_S, HttpConnection, Tei, get, infer_request
 from tests.support.models import ROOT

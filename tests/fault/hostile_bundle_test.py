@@ -24,11 +24,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from serving.errors import BundleError
-from serving.inference.tokenizer import TextTokenizer
-from serving.models.bundle import MANIFEST, Bundle, open_bundle
-from serving.models.manifest import TOKENIZER, Manifest
-from serving.models.node_cache import DERIVED, CacheError, CacheWriter, open_entry, with_proofs
+from bertserve.serving.errors import BundleError
+from bertserve.serving.inference.tokenizer import TextTokenizer
+from bertserve.serving.models.bundle import MANIFEST, Bundle, open_bundle
+from bertserve.serving.models.manifest import TOKENIZER, Manifest
+from bertserve.serving.models.node_cache import DERIVED, CacheError, CacheWriter, open_entry, with_proofs
 from tests.support.clients import get, post_json
 from tests.support.gate import Gate
 from tests.support.models import NAME

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from export.cli.export import main
-from serving.models.bundle import open_bundle
+from bertserve.export.cli.export import main
+from bertserve.serving.models.bundle import open_bundle
 from tests.support.checkpoints import edit_json, write_checkpoint
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from hyperframe.frame import (
 )
 from tritonclient.grpc import service_pb2 as pb
 
-from loadtest.generator import frames as wire
-from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed, reset, settings
+from bertserve.loadtest.generator import frames as wire
+from bertserve.loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed, reset, settings
 from tests.support.certificates import open_channel
 from tests.support.clients import MODEL_INFER, Grpc, RawConnection, bytes_tensor, metric
 from tests.support.engines import stopped_engine

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.benchmarks.drive import Workload, drive, even
-from loadtest.capacity.simulate_cli import main as simulate
-from loadtest.cli import HELD, IMPOSSIBLE, MISSED, main
-from loadtest.generator.closed_loop import Lane, connect, one_by_one
-from loadtest.generator.messages import messages
-from loadtest.generator.probe import Probe
-from loadtest.report.sample import percentile
+from bertserve.loadtest.benchmarks.drive import Workload, drive, even
+from bertserve.loadtest.capacity.simulate_cli import main as simulate
+from bertserve.loadtest.cli import HELD, IMPOSSIBLE, MISSED, main
+from bertserve.loadtest.generator.closed_loop import Lane, connect, one_by_one
+from bertserve.loadtest.generator.messages import messages
+from bertserve.loadtest.generator.probe import Probe
+from bertserve.loadtest.report.sample import percentile
 from tests.support.clients import get
 from tests.support.open_loop import EVEN, RATE, SECONDS, measured, target_of
 from tests.support.server import Server, free_port
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from loadtest.report.result import Result
+    from bertserve.loadtest.report.result import Result
     from tests.support.versions import Shelf
 
 

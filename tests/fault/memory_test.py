@@ -14,14 +14,14 @@ from h2.errors import ErrorCodes
 from hyperframe.frame import WindowUpdateFrame
 from tritonclient.grpc import service_pb2 as pb
 
-from loadtest.benchmarks.processes import resident_bytes
-from loadtest.errors import BenchError
-from loadtest.generator import frames as wire
-from loadtest.generator.closed_loop import Lane, connect
-from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed, reset
-from loadtest.generator.grpc_messages import METHOD, request_bytes
-from loadtest.generator.http1 import post_bytes
-from loadtest.generator.http2 import GrpcWire
+from bertserve.loadtest.benchmarks.processes import resident_bytes
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator import frames as wire
+from bertserve.loadtest.generator.closed_loop import Lane, connect
+from bertserve.loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed, reset
+from bertserve.loadtest.generator.grpc_messages import METHOD, request_bytes
+from bertserve.loadtest.generator.http1 import post_bytes
+from bertserve.loadtest.generator.http2 import GrpcWire
 from tests.hostile.measure import LEFT_MB
 from tests.support.canary import sing
 from tests.support.clients import MODEL_INFER, RawConnection, bytes_tensor, metric, post_json
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
     from pathlib import Path
 
-    from loadtest.generator.wire import Reply
+    from bertserve.loadtest.generator.wire import Reply
 
 
 MIB = 1 << 20

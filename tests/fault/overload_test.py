@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loadtest.benchmarks.processes import resident_bytes
-from loadtest.generator.scenario import Phase, Scenario
+from bertserve.loadtest.benchmarks.processes import resident_bytes
+from bertserve.loadtest.generator.scenario import Phase, Scenario
 from tests.support import status_details
 from tests.support.clients import (
     BOTH,

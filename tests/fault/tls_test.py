@@ -16,7 +16,7 @@ import openai
 import pytest
 import trustme
 
-from loadtest.generator.frames import PREFACE, settings
+from bertserve.loadtest.generator.frames import PREFACE, settings
 from tests.support.certificates import Certificates
 from tests.support.clients import (
     TRANSPORTS,

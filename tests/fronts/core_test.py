@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import uvloop
 
-from serving.engine.process.wire import FrameReader, pack
-from serving.errors import InternalError, NotReady
-from serving.fronts.core import Core, FrontLink
-from serving.fronts.wire import KINDS, Called, Kind, pack_json, pack_run, unpack_error
-from serving.inference.answer_cache import AnswerCache
-from serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
+from bertserve.serving.engine.process.wire import FrameReader, pack
+from bertserve.serving.errors import InternalError, NotReady
+from bertserve.serving.fronts.core import Core, FrontLink
+from bertserve.serving.fronts.wire import KINDS, Called, Kind, pack_json, pack_run, unpack_error
+from bertserve.serving.inference.answer_cache import AnswerCache
+from bertserve.serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
 from tests.support.dispatching import BATCHED, RAISES, SPECS, Bench, text
 from tests.support.virtual_time import asynchronous, now
 from tests.support.waiting import turns
@@ -27,7 +27,7 @@ from tests.support.waiting import turns
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.inference.dispatcher import Dispatcher
+    from bertserve.serving.inference.dispatcher import Dispatcher
 
 MIB = 1 << 20
 MANY = 100

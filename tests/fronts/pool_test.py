@@ -12,10 +12,10 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from serving.fronts import pool
-from serving.fronts.wire import FrontCounts, Kind
-from serving.net.connection_limiter import PeerDebts
-from serving.telemetry.metrics import Metrics
+from bertserve.serving.fronts import pool
+from bertserve.serving.fronts.wire import FrontCounts, Kind
+from bertserve.serving.net.connection_limiter import PeerDebts
+from bertserve.serving.telemetry.metrics import Metrics
 from tests.support.virtual_time import now, virtually
 
 START_S = 4.0

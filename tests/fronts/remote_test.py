@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from serving.fronts.remote import CoreLink
-from serving.records import DEFAULT_PRIORITY, ModelIndex
+from bertserve.serving.fronts.remote import CoreLink
+from bertserve.serving.records import DEFAULT_PRIORITY, ModelIndex
 from tests.support.virtual_time import asynchronous
 
 

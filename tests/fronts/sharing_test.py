@@ -8,14 +8,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from serving.engine.base import EngineLoad
-from serving.fronts.slots import SharedSlots, automatic
-from serving.inference.requests import Outcome, Timings
-from serving.net.buffers import BufferBudget
-from serving.records import BULK, DEFAULT_PRIORITY
-from serving.scheduling.cost import CostPoint
-from serving.settings import Settings
-from serving.telemetry.metrics import CountsSince, Metrics
+from bertserve.serving.engine.base import EngineLoad
+from bertserve.serving.fronts.slots import SharedSlots, automatic
+from bertserve.serving.inference.requests import Outcome, Timings
+from bertserve.serving.net.buffers import BufferBudget
+from bertserve.serving.records import BULK, DEFAULT_PRIORITY
+from bertserve.serving.scheduling.cost import CostPoint
+from bertserve.serving.settings import Settings
+from bertserve.serving.telemetry.metrics import CountsSince, Metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

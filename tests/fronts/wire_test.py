@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving import errors
-from serving.engine.process.wire import FrameReader
-from serving.errors import BertserveError, MethodNotAllowed, NotReady, Overloaded
-from serving.fronts.wire import (
+from bertserve.serving import errors
+from bertserve.serving.engine.process.wire import FrameReader
+from bertserve.serving.errors import BertserveError, MethodNotAllowed, NotReady, Overloaded
+from bertserve.serving.fronts.wire import (
     KINDS,
     Kind,
     pack_error,
@@ -23,10 +23,10 @@ from serving.fronts.wire import (
     unpack_rows,
     unpack_running,
 )
-from serving.records import EncodedText, ModelIndex
+from bertserve.serving.records import EncodedText, ModelIndex
 
 if TYPE_CHECKING:
-    from serving.records import Row
+    from bertserve.serving.records import Row
 
 IDS = st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=5).map(lambda ids: array("i", ids))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
-from loadtest.benchmarks.processes import resident_bytes
+from bertserve.loadtest.benchmarks.processes import resident_bytes
 from tests.support.clients import HttpConnection, get
 from tests.support.fuzzing import each, nearly, parts
 

@@ -21,8 +21,8 @@ import pytest
 from hyperframe.frame import DataFrame, GoAwayFrame, HeadersFrame, PingFrame
 from tritonclient.grpc import service_pb2 as pb
 
-from loadtest.generator import frames as wire
-from loadtest.generator.frames import HEADERS, PREFACE, frame
+from bertserve.loadtest.generator import frames as wire
+from bertserve.loadtest.generator.frames import HEADERS, PREFACE, frame
 from tests.support.clients import MODEL_INFER, RawConnection
 from tests.support.grpc_sequences import STREAM_INFER, UNFINISHED, chunks, legal, mutated
 from tests.support.http2 import Replies, Reply, hear

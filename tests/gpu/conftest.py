@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.engine.gpu import cuda_driver, discovery
-from serving.engine.gpu.cuda import Device
-from serving.models.bundle import open_bundle
+from bertserve.serving.engine.gpu import cuda_driver, discovery
+from bertserve.serving.engine.gpu.cuda import Device
+from bertserve.serving.models.bundle import open_bundle
 from tests.support.models import ROOT
 from tests.support.skips import excused
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from serving.engine.gpu.discovery import Machine
-    from serving.models.bundle import Bundle
+    from bertserve.serving.engine.gpu.discovery import Machine
+    from bertserve.serving.models.bundle import Bundle
 
 
 @pytest.fixture(scope="session")

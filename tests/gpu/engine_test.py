@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from serving.engine.base import Batch
-from serving.engine.cpu.ort import OrtCpuBackend
-from serving.engine.gpu.cuda import Buffer
-from serving.inference.served_models import Repository
-from serving.records import EncodedText, ModelIndex
+from bertserve.serving.engine.base import Batch
+from bertserve.serving.engine.cpu.ort import OrtCpuBackend
+from bertserve.serving.engine.gpu.cuda import Buffer
+from bertserve.serving.inference.served_models import Repository
+from bertserve.serving.records import EncodedText, ModelIndex
 from tests.support.expected import cosines
 from tests.support.gpu_kernel import kernel
 from tests.support.gpus import without_graphs
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from serving.engine.base import Backend
-    from serving.engine.gpu.cuda import Device
-    from serving.engine.gpu.discovery import Machine
-    from serving.models.bundle import Bundle
+    from bertserve.serving.engine.base import Backend
+    from bertserve.serving.engine.gpu.cuda import Device
+    from bertserve.serving.engine.gpu.discovery import Machine
+    from bertserve.serving.models.bundle import Bundle
 
 pytestmark = pytest.mark.gpu
 
@@ -41,9 +41,9 @@ SAME = 0.99999
 
 FAULT = """
 import ctypes
-from serving.engine.gpu import cuda_driver
-from serving.engine.base import DeviceLost
-from serving.engine.gpu.cuda import Device
+from bertserve.serving.engine.gpu import cuda_driver
+from bertserve.serving.engine.base import DeviceLost
+from bertserve.serving.engine.gpu.cuda import Device
 from tests.support.gpu_kernel import kernel
 device = Device(cuda_driver.load(), 0)
 kernel(device)(16)
@@ -98,10 +98,10 @@ def backend(request: pytest.FixtureRequest, machine: Machine, device: Device, bu
     specs = [model.spec() for model in repository.models]
     assert all(spec.batch_invariant for spec in specs)
     if name == "tensorrt":
-        from serving.engine.gpu.tensorrt import TensorRtBackend  # noqa: PLC0415  only where there is a GPU
+        from bertserve.serving.engine.gpu.tensorrt import TensorRtBackend  # noqa: PLC0415  only where there is a GPU
 
         return TensorRtBackend(specs, device, MAX_TOKENS)
-    from serving.engine.gpu.ort_cuda import OrtCudaBackend  # noqa: PLC0415  likewise
+    from bertserve.serving.engine.gpu.ort_cuda import OrtCudaBackend  # noqa: PLC0415  likewise
 
     return OrtCudaBackend(specs, device, MAX_TOKENS)
 

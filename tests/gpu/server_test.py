@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.engine.gpu import discovery
+from bertserve.serving.engine.gpu import discovery
 from tests.support.clients import get, post_json
 from tests.support.server import Server
 from tests.support.waiting import wait_for
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from serving.engine.gpu.discovery import Machine
-    from serving.models.bundle import Bundle
+    from bertserve.serving.engine.gpu.discovery import Machine
+    from bertserve.serving.models.bundle import Bundle
 
 pytestmark = pytest.mark.gpu
 

@@ -8,8 +8,8 @@ from google.protobuf.wrappers_pb2 import BytesValue
 from h2.errors import ErrorCodes
 from hpack import Encoder
 
-from loadtest.generator import frames as wire
-from loadtest.generator.frames import (
+from bertserve.loadtest.generator import frames as wire
+from bertserve.loadtest.generator.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -20,7 +20,7 @@ from loadtest.generator.frames import (
     settings,
     window_update,
 )
-from serving.settings import Settings
+from bertserve.serving.settings import Settings
 from tests.support.grpc_peer import Peer, call, said, talk
 from tests.support.http2 import START, request_fields
 from tests.support.virtual_time import asynchronous

@@ -14,12 +14,12 @@ from hyperframe.frame import GoAwayFrame, PingFrame
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.generator import frames as wire
-from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed, reset, window_update
-from serving.grpc.connection import GrpcConnection
-from serving.net.connection import Port
-from serving.net.ports import lifetime_s
-from serving.settings import Settings
+from bertserve.loadtest.generator import frames as wire
+from bertserve.loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed, reset, window_update
+from bertserve.serving.grpc.connection import GrpcConnection
+from bertserve.serving.net.connection import Port
+from bertserve.serving.net.ports import lifetime_s
+from bertserve.serving.settings import Settings
 from tests.support.grpc_peer import Peer, Wire, call, said, talk
 from tests.support.http2 import START, of_type, request_fields, split
 from tests.support.virtual_time import virtually

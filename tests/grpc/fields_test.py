@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from serving.grpc.boundary import has_more_fields
+from bertserve.serving.grpc.boundary import has_more_fields
 
 KIND = pb.ModelInferRequest
 

@@ -12,8 +12,8 @@ import pytest
 from google.protobuf.wrappers_pb2 import BytesValue
 from hpack import Encoder
 
-from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed, reset
-from serving.settings import Settings
+from bertserve.loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed, reset
+from bertserve.serving.settings import Settings
 from tests.support.grpc_peer import Peer, call, said, talk
 from tests.support.http2 import START, request_fields
 from tests.support.virtual_time import asynchronous

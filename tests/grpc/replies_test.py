@@ -10,15 +10,15 @@ from google.protobuf.wrappers_pb2 import BytesValue
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from loadtest.generator.frames import prefixed
-from serving.errors import InvalidRequest
-from serving.grpc.calls import Method
-from serving.grpc.connection import GrpcConnection
-from serving.grpc.dispatch import CallDispatch
-from serving.grpc.status import STATUS
-from serving.net.buffers import BufferBudget
-from serving.net.observer import RequestObserver
-from serving.settings import Settings
+from bertserve.loadtest.generator.frames import prefixed
+from bertserve.serving.errors import InvalidRequest
+from bertserve.serving.grpc.calls import Method
+from bertserve.serving.grpc.connection import GrpcConnection
+from bertserve.serving.grpc.dispatch import CallDispatch
+from bertserve.serving.grpc.status import STATUS
+from bertserve.serving.net.buffers import BufferBudget
+from bertserve.serving.net.observer import RequestObserver
+from bertserve.serving.settings import Settings
 from tests.support.grpc_peer import Wire, said
 from tests.support.http2 import Reply, hear, request_fields
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from serving.errors import BertserveError
-    from serving.grpc.calls import Call
-    from serving.inference.requests import RequestTrace
+    from bertserve.serving.errors import BertserveError
+    from bertserve.serving.grpc.calls import Call
+    from bertserve.serving.inference.requests import RequestTrace
 
 SETTINGS = Settings.load(["--models", "models"], {})
 NAMES = {number: name for name, number in STATUS.items()}
@@ -166,7 +166,7 @@ def test_what_cannot_even_be_refused_is_reset(
 
     async def converse() -> bytes:
         client = Client()
-        monkeypatch.setattr("serving.grpc.calls.error_trailers", fail)
+        monkeypatch.setattr("bertserve.serving.grpc.calls.error_trailers", fail)
         stream = client._h2.get_next_available_stream_id()
         client._h2.send_headers(stream, request_fields("/one"))
         client._h2.send_data(stream, said(b"refuse"), end_stream=True)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.grpc.status import retry_details
+from bertserve.serving.grpc.status import retry_details
 from tests.support.status_details import read
 
 

@@ -10,10 +10,10 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from loadtest.errors import BenchError
-from loadtest.generator.child import answer
-from loadtest.generator.closed_loop import Lane, connect
-from loadtest.generator.messages import Target, messages
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.child import answer
+from bertserve.loadtest.generator.closed_loop import Lane, connect
+from bertserve.loadtest.generator.messages import Target, messages
 from tests.hostile.attacks import ATTACKS, BYTES_PER_S, CONNECTIONS, MODEL
 from tests.hostile.lines import HOST, Over, Pace
 

@@ -17,7 +17,7 @@ from tests.hostile.measure import FEW_DESCRIPTORS, LEFT_MB, MAX_MB, Plan, trial
 from tests.support.clients import get
 
 if TYPE_CHECKING:
-    from loadtest.generator.child import Child
+    from bertserve.loadtest.generator.child import Child
     from tests.hostile.polite import Polite
     from tests.hostile.victim import Victim
     from tests.support.server import Server

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.generator.child import Child
+from bertserve.loadtest.generator.child import Child
 from tests.hostile.polite import Polite
 from tests.hostile.victim import few_descriptors, victim_of
 from tests.support.models import NAME

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from hpack import Encoder
 
-from loadtest.generator import frames
-from loadtest.generator.frames import (
+from bertserve.loadtest.generator import frames
+from bertserve.loadtest.generator.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -23,7 +23,7 @@ from loadtest.generator.frames import (
     reset,
     window_update,
 )
-from loadtest.generator.grpc_messages import METHOD, bytes_field, infer_bytes, request_bytes
+from bertserve.loadtest.generator.grpc_messages import METHOD, bytes_field, infer_bytes, request_bytes
 from tests.hostile.http_attacks import slow
 from tests.hostile.lines import call_block, call_fields
 

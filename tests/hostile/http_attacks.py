@@ -8,7 +8,7 @@ import json
 from functools import cache
 from typing import TYPE_CHECKING
 
-from loadtest.generator.http1 import post_bytes
+from bertserve.loadtest.generator.http1 import post_bytes
 from tests.hostile.lines import HOST
 
 if TYPE_CHECKING:

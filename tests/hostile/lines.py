@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Self
 
-from loadtest.generator import frames
-from loadtest.generator.frames import END_HEADERS, END_STREAM, HEADERS, LARGEST, WINDOW, frame
-from loadtest.generator.grpc_messages import METHOD
+from bertserve.loadtest.generator import frames
+from bertserve.loadtest.generator.frames import END_HEADERS, END_STREAM, HEADERS, LARGEST, WINDOW, frame
+from bertserve.loadtest.generator.grpc_messages import METHOD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,7 +12,7 @@ from tests.hostile.attacks import ATTACKS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from loadtest.generator.child import Child
+    from bertserve.loadtest.generator.child import Child
     from tests.hostile.polite import Polite
     from tests.hostile.victim import Victim
 

@@ -8,15 +8,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from loadtest.errors import BenchError
-from loadtest.generator.closed_loop import Lane, connect
-from loadtest.generator.messages import Target, messages
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.closed_loop import Lane, connect
+from bertserve.loadtest.generator.messages import Target, messages
 from tests.hostile.lines import HOST
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from loadtest.generator.wire import Reply
+    from bertserve.loadtest.generator.wire import Reply
     from tests.hostile.victim import Victim
 
 WIRES = ("http", "grpc")

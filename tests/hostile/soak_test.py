@@ -15,7 +15,7 @@ from tests.support.server import FAKE, Server
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from loadtest.generator.child import Child
+    from bertserve.loadtest.generator.child import Child
 
 NOISE_MB = 10
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadtest.benchmarks.processes import resident_bytes
+from bertserve.loadtest.benchmarks.processes import resident_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.http.exchange import HttpReply, HttpRequest
+from bertserve.serving.http.exchange import HttpReply, HttpRequest
 from tests.support.http_app import ready_api
 
 if TYPE_CHECKING:
-    from serving.http.app_context import AppContext
+    from bertserve.serving.http.app_context import AppContext
 
 REQUEST = HttpRequest("POST", "/embed", {}, b"", "r-1", 0.0)
 

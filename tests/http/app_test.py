@@ -21,27 +21,27 @@ import uvicorn
 from anyio.from_thread import start_blocking_portal
 from starlette.testclient import TestClient
 
-from serving.errors import ModelNotFound
-from serving.http import openapi
-from serving.http.app import App
-from serving.http.faults import TeiError, error_type
-from serving.http.routes import ApiRoute, HotRoute
-from serving.inference.requests import Outcome, Timings
-from serving.inference.served_models import Repository
-from serving.net.observer import RequestObserver
-from serving.oip.service import V2Service
-from serving.security.keys import ApiKeys
-from serving.settings import Settings
-from serving.tasks.answer import AnswerOptions, AnswerSpan
-from serving.tasks.base import go_on
-from serving.tasks.classify import ClassifyOptions, LabelScore
-from serving.tasks.embed import EmbedOptions
-from serving.tasks.embed_sparse import EmbedSparseOptions, SparseVector
-from serving.tasks.embed_tokens import EmbedTokensOptions
-from serving.tasks.fill_mask import FilledMask, FillMaskOptions
-from serving.tasks.rerank import RerankOptions
-from serving.tasks.tag import Entity, TagOptions
-from serving.telemetry.metrics import Metrics
+from bertserve.serving.errors import ModelNotFound
+from bertserve.serving.http import openapi
+from bertserve.serving.http.app import App
+from bertserve.serving.http.faults import TeiError, error_type
+from bertserve.serving.http.routes import ApiRoute, HotRoute
+from bertserve.serving.inference.requests import Outcome, Timings
+from bertserve.serving.inference.served_models import Repository
+from bertserve.serving.net.observer import RequestObserver
+from bertserve.serving.oip.service import V2Service
+from bertserve.serving.security.keys import ApiKeys
+from bertserve.serving.settings import Settings
+from bertserve.serving.tasks.answer import AnswerOptions, AnswerSpan
+from bertserve.serving.tasks.base import go_on
+from bertserve.serving.tasks.classify import ClassifyOptions, LabelScore
+from bertserve.serving.tasks.embed import EmbedOptions
+from bertserve.serving.tasks.embed_sparse import EmbedSparseOptions, SparseVector
+from bertserve.serving.tasks.embed_tokens import EmbedTokensOptions
+from bertserve.serving.tasks.fill_mask import FilledMask, FillMaskOptions
+from bertserve.serving.tasks.rerank import RerankOptions
+from bertserve.serving.tasks.tag import Entity, TagOptions
+from bertserve.serving.telemetry.metrics import Metrics
 from tests.support.clients import http_call
 from tests.support.credentials import FIRST, WRONG, bearer, write_keys
 from tests.support.http_app import LOOPBACK, listening_beside, ready_api
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from serving.inference.requests import InferRequest, RequestTrace
-    from serving.tasks.base import Check
+    from bertserve.serving.inference.requests import InferRequest, RequestTrace
+    from bertserve.serving.tasks.base import Check
 
 OURS, OTHER = "https://app.example", "https://other.example"
 JSON = {"Content-Type": "application/json", "X-Request-Id": "r-1"}

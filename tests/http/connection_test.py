@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from serving.http.app import App
-from serving.http.connection import HttpConnection
-from serving.http.port import HttpPort
-from serving.net.buffers import BufferBudget
-from serving.settings import Settings
+from bertserve.serving.http.app import App
+from bertserve.serving.http.connection import HttpConnection
+from bertserve.serving.http.port import HttpPort
+from bertserve.serving.net.buffers import BufferBudget
+from bertserve.serving.settings import Settings
 from tests.support.grpc_peer import Wire
 from tests.support.http_app import ready_api
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.errors import BertserveError, InvalidRequest, MalformedRequest
-from serving.fields.rule import near_names
-from serving.http.apis.cohere_messages import RankingRequest
-from serving.http.apis.huggingface import ClassifyRequest, TextPair
-from serving.http.apis.oip_messages import InferMessage
-from serving.http.apis.openai_messages import EmbeddingsRequest
-from serving.http.apis.tei import text_inputs
-from serving.http.apis.tei_messages import EmbedRequest, RerankRequest
-from serving.http.exchange import HttpRequest, JsonDecoder
+from bertserve.serving.errors import BertserveError, InvalidRequest, MalformedRequest
+from bertserve.serving.fields.rule import near_names
+from bertserve.serving.http.apis.cohere_messages import RankingRequest
+from bertserve.serving.http.apis.huggingface import ClassifyRequest, TextPair
+from bertserve.serving.http.apis.oip_messages import InferMessage
+from bertserve.serving.http.apis.openai_messages import EmbeddingsRequest
+from bertserve.serving.http.apis.tei import text_inputs
+from bertserve.serving.http.apis.tei_messages import EmbedRequest, RerankRequest
+from bertserve.serving.http.exchange import HttpRequest, JsonDecoder
 from tests.support.fuzzing import each
 
 MESSAGES = [EmbedRequest, EmbeddingsRequest, InferMessage]

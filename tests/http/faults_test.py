@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from serving.errors import BertserveError, EmptyInput, InvalidRequest, MethodNotAllowed, RouteNotFound, WrongTask
-from serving.http.faults import error_body, status_of
+from bertserve.serving.errors import BertserveError, EmptyInput, InvalidRequest, MethodNotAllowed, RouteNotFound, WrongTask
+from bertserve.serving.http.faults import error_body, status_of
 
 WHY, OF_ANY_ALPHABET = "why", 'a "quoted"\nläne \u2028'
 V2 = "/v2/models/m/infer"

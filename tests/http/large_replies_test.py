@@ -12,24 +12,24 @@ import numpy as np
 import orjson
 import pytest
 
-from serving.errors import too_late
-from serving.http.apis.vectors import rows_json
-from serving.http.app import App
-from serving.inference import pipeline as pipelines
-from serving.inference.after_engine import EndedError, Until
-from serving.inference.pipeline import Pipeline
-from serving.inference.requests import InferRequest, Outcome, Timings
-from serving.inference.served_models import Repository
-from serving.lifecycle import Lifecycle
-from serving.oip.service import V2Service
-from serving.settings import Settings
-from serving.tasks.chunks import Chunk, ChunkOptions
-from serving.tasks.combined import CombinedOptions, Embedded
-from serving.tasks.embed import EmbedOptions
-from serving.tasks.embed_sparse import EmbedSparseOptions, SparseVector
-from serving.tasks.embed_tokens import EmbedTokensOptions
-from serving.tasks.tag import Entity, TagOptions
-from serving.telemetry.metrics import Metrics
+from bertserve.serving.errors import too_late
+from bertserve.serving.http.apis.vectors import rows_json
+from bertserve.serving.http.app import App
+from bertserve.serving.inference import pipeline as pipelines
+from bertserve.serving.inference.after_engine import EndedError, Until
+from bertserve.serving.inference.pipeline import Pipeline
+from bertserve.serving.inference.requests import InferRequest, Outcome, Timings
+from bertserve.serving.inference.served_models import Repository
+from bertserve.serving.lifecycle import Lifecycle
+from bertserve.serving.oip.service import V2Service
+from bertserve.serving.settings import Settings
+from bertserve.serving.tasks.chunks import Chunk, ChunkOptions
+from bertserve.serving.tasks.combined import CombinedOptions, Embedded
+from bertserve.serving.tasks.embed import EmbedOptions
+from bertserve.serving.tasks.embed_sparse import EmbedSparseOptions, SparseVector
+from bertserve.serving.tasks.embed_tokens import EmbedTokensOptions
+from bertserve.serving.tasks.tag import Entity, TagOptions
+from bertserve.serving.telemetry.metrics import Metrics
 from tests.support.clients import http_call
 from tests.support.http_app import listening_beside, ready_api
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 
-from serving.http.app import App
-from serving.http.exchange import HttpReply
-from serving.http.routes import Docs, Router
-from serving.net.connection_limiter import ConnectionLimiter
-from serving.settings import Settings
+from bertserve.serving.http.app import App
+from bertserve.serving.http.exchange import HttpReply
+from bertserve.serving.http.routes import Docs, Router
+from bertserve.serving.net.connection_limiter import ConnectionLimiter
+from bertserve.serving.settings import Settings
 from tests.support import http_app
 from tests.support.http_app import ready_api
 from tests.support.waiting import until
@@ -23,9 +23,9 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
-    from serving.http.app_context import AppContext
-    from serving.http.exchange import HttpRequest
-    from serving.http.listener import HttpListener
+    from bertserve.serving.http.app_context import AppContext
+    from bertserve.serving.http.exchange import HttpRequest
+    from bertserve.serving.http.listener import HttpListener
 
 REQUEST = b"POST /echo HTTP/1.1\r\nHost: test\r\nContent-Length: 4\r\n\r\nbody"
 ANSWERED = b"HTTP/1.1 200 OK"

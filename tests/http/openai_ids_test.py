@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.errors import StartupError
-from serving.http.apis.openai_ids import OpenAiIds
+from bertserve.serving.errors import StartupError
+from bertserve.serving.http.apis.openai_ids import OpenAiIds
 
 if TYPE_CHECKING:
     from pathlib import Path

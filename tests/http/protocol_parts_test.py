@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.errors import InvalidRequest
-from serving.http.apis.tei import text_inputs
-from serving.net.requests import request_id
-from serving.oip.tensors import Output, Tensor, split_bytes, texts_of
+from bertserve.serving.errors import InvalidRequest
+from bertserve.serving.http.apis.tei import text_inputs
+from bertserve.serving.net.requests import request_id
+from bertserve.serving.oip.tensors import Output, Tensor, split_bytes, texts_of
 from tests.support.clients import bytes_tensor
 
 encodable = st.text(st.characters(exclude_categories=["Cs"]))

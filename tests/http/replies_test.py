@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from serving.errors import InvalidRequest, NotReady
-from serving.http.app import App
-from serving.http.exchange import HttpReply
-from serving.http.routes import Docs, Router
-from serving.net.buffers import FREE_BYTES, BufferBudget
-from serving.net.observer import RequestObserver
-from serving.settings import Settings
+from bertserve.serving.errors import InvalidRequest, NotReady
+from bertserve.serving.http.app import App
+from bertserve.serving.http.exchange import HttpReply
+from bertserve.serving.http.routes import Docs, Router
+from bertserve.serving.net.buffers import FREE_BYTES, BufferBudget
+from bertserve.serving.net.observer import RequestObserver
+from bertserve.serving.settings import Settings
 from tests.support.clients import RawConnection
 from tests.support.http_app import listening_beside, ready_api
 from tests.support.http_sequences import reply_in
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     import h11
 
-    from serving.http.app_context import AppContext
-    from serving.http.exchange import HttpRequest
-    from serving.inference.requests import RequestTrace
+    from bertserve.serving.http.app_context import AppContext
+    from bertserve.serving.http.exchange import HttpRequest
+    from bertserve.serving.inference.requests import RequestTrace
 
 PAGE = "https://app.example"
 router = Router("Test")

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.http.exchange import HttpReply, HttpRequest
-from serving.http.port import HotRoutes
-from serving.http.routes import ApiRoute, Docs, Router, methods_of
+from bertserve.serving.http.exchange import HttpReply, HttpRequest
+from bertserve.serving.http.port import HotRoutes
+from bertserve.serving.http.routes import ApiRoute, Docs, Router, methods_of
 
 if TYPE_CHECKING:
-    from serving.http.app_context import AppContext
+    from bertserve.serving.http.app_context import AppContext
 
 router = Router("Test")
 

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from serving.errors import DeadlineExceeded, Overloaded
-from serving.inference.after_engine import EndedError, Until
-from serving.inference.pipeline import Pipeline
-from serving.inference.requests import InferRequest, Outcome
-from serving.inference.served_models import Repository
-from serving.records import EncodedText
-from serving.tasks import WAYS
-from serving.tasks.answer import AnswerOptions
-from serving.tasks.base import TaskOptions, Way, Work
-from serving.tasks.chunks import LateChunkOptions
-from serving.tasks.classify import ClassifyOptions
-from serving.tasks.embed_sparse import EmbedSparseOptions
-from serving.tasks.embed_tokens import EmbedTokensOptions
-from serving.tasks.maxsim import MaxSimOptions
-from serving.tasks.tag import TagOptions
-from serving.tasks.windows import Windows
+from bertserve.serving.errors import DeadlineExceeded, Overloaded
+from bertserve.serving.inference.after_engine import EndedError, Until
+from bertserve.serving.inference.pipeline import Pipeline
+from bertserve.serving.inference.requests import InferRequest, Outcome
+from bertserve.serving.inference.served_models import Repository
+from bertserve.serving.records import EncodedText
+from bertserve.serving.tasks import WAYS
+from bertserve.serving.tasks.answer import AnswerOptions
+from bertserve.serving.tasks.base import TaskOptions, Way, Work
+from bertserve.serving.tasks.chunks import LateChunkOptions
+from bertserve.serving.tasks.classify import ClassifyOptions
+from bertserve.serving.tasks.embed_sparse import EmbedSparseOptions
+from bertserve.serving.tasks.embed_tokens import EmbedTokensOptions
+from bertserve.serving.tasks.maxsim import MaxSimOptions
+from bertserve.serving.tasks.tag import TagOptions
+from bertserve.serving.tasks.windows import Windows
 from tests.support.dispatching import BATCHED, Bench
 from tests.support.virtual_time import asynchronous, now
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from serving.models.manifest import Manifest
-    from serving.tasks.base import Check
+    from bertserve.serving.models.manifest import Manifest
+    from bertserve.serving.tasks.base import Check
 
 TEXT = "Rosa saw Bern and the lake. " * 400
 LONG = Windows()

@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.benchmarks.processes import resident_bytes
-from serving.errors import DeadlineExceeded, EngineFault, NonFiniteOutput
-from serving.inference.answer_cache import AnswerCache, _key
-from serving.inference.dispatcher import Dispatcher, PendingRequest
-from serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
-from serving.scheduling.admission import Permit
-from serving.tasks import TASKS
+from bertserve.loadtest.benchmarks.processes import resident_bytes
+from bertserve.serving.errors import DeadlineExceeded, EngineFault, NonFiniteOutput
+from bertserve.serving.inference.answer_cache import AnswerCache, _key
+from bertserve.serving.inference.dispatcher import Dispatcher, PendingRequest
+from bertserve.serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
+from bertserve.serving.scheduling.admission import Permit
+from bertserve.serving.tasks import TASKS
 from tests.support.dispatching import BATCHED, NAN, RAISES, TEXT_BY_TEXT, Bench, answer, text
 from tests.support.virtual_time import asynchronous, now, virtually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.inference.answer_cache import CachedRows
-    from serving.records import Row
+    from bertserve.serving.inference.answer_cache import CachedRows
+    from bertserve.serving.records import Row
 
 MIB = 1 << 20
 OUTPUTS = TASKS["embed"].graph_outputs(hidden_size=2, labels=0, candidates=0)

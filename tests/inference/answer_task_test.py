@@ -13,18 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from serving.errors import InvalidRequest
-from serving.inference.tokenizer import CONTEXT_LIMIT_BYTES, TextTokenizer
-from serving.records import AlignedText
-from serving.tasks import answer
-from serving.tasks.answer import AnswerOptions
+from bertserve.serving.errors import InvalidRequest
+from bertserve.serving.inference.tokenizer import CONTEXT_LIMIT_BYTES, TextTokenizer
+from bertserve.serving.records import AlignedText
+from bertserve.serving.tasks import answer
+from bertserve.serving.tasks.answer import AnswerOptions
 from tests.support.checkpoints import stripped_tokenizer, vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.records import Row
-    from serving.tasks.answer import AnswerSpan
+    from bertserve.serving.records import Row
+    from bertserve.serving.tasks.answer import AnswerSpan
 
 NULL = 1.0
 """Both logits of the first token, where a test does not say."""

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.tasks import classify, rerank
-from serving.tasks.classify import ClassifyOptions
-from serving.tasks.rerank import RerankOptions
+from bertserve.serving.tasks import classify, rerank
+from bertserve.serving.tasks.classify import ClassifyOptions
+from bertserve.serving.tasks.rerank import RerankOptions
 
 LABELS = ("calm", "glad", "sad")
 

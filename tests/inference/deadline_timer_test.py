@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.inference.deadline_timer import Deadline, DeadlineTimer
+from bertserve.serving.inference.deadline_timer import Deadline, DeadlineTimer
 from tests.support.virtual_time import now, virtually
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from serving.engine.base import InlineEngine
-from serving.engine.fake import FakeBackend, fake_vector
-from serving.errors import (
+from bertserve.serving.engine.base import InlineEngine
+from bertserve.serving.engine.fake import FakeBackend, fake_vector
+from bertserve.serving.errors import (
     BertserveError,
     DeadlineExceeded,
     EngineFault,
@@ -22,8 +22,8 @@ from serving.errors import (
     NotReady,
     Overloaded,
 )
-from serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
-from serving.scheduling.admission import Permit
+from bertserve.serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
+from bertserve.serving.scheduling.admission import Permit
 from tests.support.costs import constant, model_costs
 from tests.support.dispatching import (
     BATCHED,
@@ -48,7 +48,7 @@ from tests.support.virtual_time import VirtualLoop, now, virtually
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.inference.dispatcher import Dispatcher, PendingRequest
+    from bertserve.serving.inference.dispatcher import Dispatcher, PendingRequest
 
 
 def inline(threads: int = 1) -> Dispatcher:

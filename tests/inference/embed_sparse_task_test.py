@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.bulk.answers import AnswerColumn
-from serving.errors import InvalidRequest
-from serving.http.apis.vectors import sparse_json
-from serving.records import EncodedText, TensorSpec
-from serving.tasks import embed_sparse
-from serving.tasks.base import Work
-from serving.tasks.embed_sparse import TASK, EmbedSparseOptions, NamedSparseVector, SparseVector
+from bertserve.serving.bulk.answers import AnswerColumn
+from bertserve.serving.errors import InvalidRequest
+from bertserve.serving.http.apis.vectors import sparse_json
+from bertserve.serving.records import EncodedText, TensorSpec
+from bertserve.serving.tasks import embed_sparse
+from bertserve.serving.tasks.base import Work
+from bertserve.serving.tasks.embed_sparse import TASK, EmbedSparseOptions, NamedSparseVector, SparseVector
 
 WORDS = 40
 FACTS: Any = SimpleNamespace(

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from serving.inference.tokenizer import TextTokenizer
-from serving.models.bundle import open_bundle
-from serving.records import EncodedChunk
-from serving.tasks import chunks, embed
-from serving.tasks.base import Work
-from serving.tasks.chunks import ChunkOptions
-from serving.tasks.embed import EmbedOptions
+from bertserve.serving.inference.tokenizer import TextTokenizer
+from bertserve.serving.models.bundle import open_bundle
+from bertserve.serving.records import EncodedChunk
+from bertserve.serving.tasks import chunks, embed
+from bertserve.serving.tasks.base import Work
+from bertserve.serving.tasks.chunks import ChunkOptions
+from bertserve.serving.tasks.embed import EmbedOptions
 
 if TYPE_CHECKING:
     from pathlib import Path

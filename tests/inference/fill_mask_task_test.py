@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from serving.errors import InvalidRequest
-from serving.inference.tokenizer import TextTokenizer
-from serving.tasks import fill_mask
-from serving.tasks.fill_mask import FillMaskOptions
+from bertserve.serving.errors import InvalidRequest
+from bertserve.serving.inference.tokenizer import TextTokenizer
+from bertserve.serving.tasks import fill_mask
+from bertserve.serving.tasks.fill_mask import FillMaskOptions
 from tests.support.checkpoints import stripped_tokenizer, vocabulary
 
 if TYPE_CHECKING:
-    from serving.tasks.fill_mask import FilledMask
+    from bertserve.serving.tasks.fill_mask import FilledMask
 
 IDS = vocabulary()
 LENGTH = 12

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from serving.errors import BundleError, DeadlineExceeded, InvalidRequest
-from serving.inference.tokenizer import IsolatedTokenizer, TextTokenizer, opened_tokenizer
-from serving.inference.tokenizer_process import PROBE, OverLimitError, TokenizerProcess
-from serving.inference.tokenizer_rules import KNOWN, foreign_rules, letters_of
-from serving.models.manifest import TOKENIZER
+from bertserve.serving.errors import BundleError, DeadlineExceeded, InvalidRequest
+from bertserve.serving.inference.tokenizer import IsolatedTokenizer, TextTokenizer, opened_tokenizer
+from bertserve.serving.inference.tokenizer_process import PROBE, OverLimitError, TokenizerProcess
+from bertserve.serving.inference.tokenizer_rules import KNOWN, foreign_rules, letters_of
+from bertserve.serving.models.manifest import TOKENIZER
 from tests.support.models import MAX_LENGTH, NAME
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from serving.records import TextInput
+    from bertserve.serving.records import TextInput
 
 CLS, SEP, MASK = 101, 102, 103
 VOCAB = 3000

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from serving.tasks.maxsim import maxsim
+from bertserve.serving.tasks.maxsim import maxsim
 
 
 @pytest.mark.parametrize("tokens", [1, 256, 257, 2048])

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from serving.errors import DeadlineExceeded
-from serving.inference.dispatcher import Dispatcher
-from serving.inference.pipeline import Pipeline
-from serving.inference.requests import InferRequest
-from serving.records import ModelIndex
-from serving.scheduling.admission import AdmissionLimits
-from serving.scheduling.batcher import Policy
-from serving.tasks.embed import EmbedOptions
+from bertserve.serving.errors import DeadlineExceeded
+from bertserve.serving.inference.dispatcher import Dispatcher
+from bertserve.serving.inference.pipeline import Pipeline
+from bertserve.serving.inference.requests import InferRequest
+from bertserve.serving.records import ModelIndex
+from bertserve.serving.scheduling.admission import AdmissionLimits
+from bertserve.serving.scheduling.batcher import Policy
+from bertserve.serving.tasks.embed import EmbedOptions
 from tests.support.costs import constant, model_costs
 from tests.support.virtual_time import now
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from serving.errors import InvalidRequest, ModelNotFound, ModelNotNamed, WrongTask
-from serving.inference.ranking import named_or_only, ranking
-from serving.inference.served_models import Repository
-from serving.tasks.hybrid import HybridOptions
-from serving.tasks.maxsim import MaxSimOptions
-from serving.tasks.rerank import RerankOptions
+from bertserve.serving.errors import InvalidRequest, ModelNotFound, ModelNotNamed, WrongTask
+from bertserve.serving.inference.ranking import named_or_only, ranking
+from bertserve.serving.inference.served_models import Repository
+from bertserve.serving.tasks.hybrid import HybridOptions
+from bertserve.serving.tasks.maxsim import MaxSimOptions
+from bertserve.serving.tasks.rerank import RerankOptions
 
 WEIGHTS = {"sparse": 1.0}
 

@@ -14,17 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from serving.errors import InvalidRequest
-from serving.inference.tokenizer import TextTokenizer
-from serving.tasks import tag
-from serving.tasks.tag import Entity, TagOptions
-from serving.tasks.windows import Windows
+from bertserve.serving.errors import InvalidRequest
+from bertserve.serving.inference.tokenizer import TextTokenizer
+from bertserve.serving.tasks import tag
+from bertserve.serving.tasks.tag import Entity, TagOptions
+from bertserve.serving.tasks.windows import Windows
 from tests.support.checkpoints import byte_tokenizer, stripped_tokenizer, vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.records import Side
+    from bertserve.serving.records import Side
 
 
 @pytest.fixture(scope="module")

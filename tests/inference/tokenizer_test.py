@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import ByteLevelBPETokenizer, SentencePieceUnigramTokenizer, Tokenizer
 
-from serving.errors import InvalidRequest
-from serving.inference.tokenizer import TextTokenizer
-from serving.models.bundle import open_bundle
+from bertserve.serving.errors import InvalidRequest
+from bertserve.serving.inference.tokenizer import TextTokenizer
+from bertserve.serving.models.bundle import open_bundle
 from tests.support.expected import tokenizer as library
 from tests.support.expected import words
 from tests.support.models import MAX_LENGTH, NAME
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tokenizers.implementations import BaseTokenizer
 
-    from serving.records import Side, Truncate
+    from bertserve.serving.records import Side, Truncate
 
 CLS, SEP = 101, 102
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from serving.inference import wordpiece_cache
-from serving.inference.wordpiece_cache import LONGEST_WORD, WordpieceCache, wordpiece_cache_for
+from bertserve.serving.inference import wordpiece_cache
+from bertserve.serving.inference.wordpiece_cache import LONGEST_WORD, WordpieceCache, wordpiece_cache_for
 from tests.support.models import NAME
 from tests.support.texts import mixed, sample
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.errors import BenchError
-from loadtest.mlperf import IMPOSSIBLE, INVALID, SCENARIOS, VALID, main, verdict_of
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.mlperf import IMPOSSIBLE, INVALID, SCENARIOS, VALID, main, verdict_of
 from tests.support.models import ROOT
 from tests.support.server import FAKE
 
@@ -45,7 +45,7 @@ Result is : VALID
 
 def loadgen(url: str, out: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """A run of half a second."""
-    command = [sys.executable, "-m", "loadtest.mlperf", "--target", url, "--seconds", "0.5", "--out", str(out), *words]
+    command = [sys.executable, "-m", "bertserve.loadtest.mlperf", "--target", url, "--seconds", "0.5", "--out", str(out), *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment, cwd=out)
 

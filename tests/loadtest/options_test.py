@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.cli import HELD, IMPOSSIBLE, MISSED, main, parser
-from loadtest.generator.routes import PROTOCOLS
-from loadtest.generator.scenario import SCENARIOS
-from loadtest.report.result import Result
-from serving.tasks import TASKS
+from bertserve.loadtest.cli import HELD, IMPOSSIBLE, MISSED, main, parser
+from bertserve.loadtest.generator.routes import PROTOCOLS
+from bertserve.loadtest.generator.scenario import SCENARIOS
+from bertserve.loadtest.report.result import Result
+from bertserve.serving.tasks import TASKS
 from tests.support.certificates import Certificates
 from tests.support.server import Server, measured
 

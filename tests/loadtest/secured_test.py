@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.cli import HELD, IMPOSSIBLE, main
-from loadtest.errors import BenchError
-from loadtest.generator.http1 import HttpWire
-from loadtest.generator.http2 import GrpcWire
-from loadtest.generator.messages import KEY_VARIABLE
-from loadtest.generator.tls import Tls, TlsWire
+from bertserve.loadtest.cli import HELD, IMPOSSIBLE, main
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.http1 import HttpWire
+from bertserve.loadtest.generator.http2 import GrpcWire
+from bertserve.loadtest.generator.messages import KEY_VARIABLE
+from bertserve.loadtest.generator.tls import Tls, TlsWire
 from tests.support.certificates import Certificates
 from tests.support.credentials import FIRST, WRONG, write_keys
 from tests.support.models import ROOT

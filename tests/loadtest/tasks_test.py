@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.cli import IMPOSSIBLE, main
-from loadtest.generator.messages import Target
-from loadtest.generator.probe import Probe
-from loadtest.generator.routes import ROUTES
+from bertserve.loadtest.cli import IMPOSSIBLE, main
+from bertserve.loadtest.generator.messages import Target
+from bertserve.loadtest.generator.probe import Probe
+from bertserve.loadtest.generator.routes import ROUTES
 from tests.support.open_loop import EVEN
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from serving.models.artifact_scan import UnsafeArtifactError, check_model_file
+from bertserve.serving.models.artifact_scan import UnsafeArtifactError, check_model_file
 from tests.support.poison import tiny_model
 
 if TYPE_CHECKING:

@@ -11,15 +11,15 @@ import msgspec
 import onnx
 import pytest
 
-from serving.engine.base import read_artifact, verified_bytes
-from serving.errors import BundleError, InvalidRequest, ModelNotFound, StartupError
-from serving.inference.served_models import Repository
-from serving.models.bundle import BundleWriter, Manifest, file_entry, open_bundle
-from serving.models.manifest import ENGINE_GRAPHS
-from serving.models.staging_dir import StagedVersion
-from serving.models.verified_dir import digest, versions
-from serving.rollout.engine_choice import Chooser
-from serving.settings import Settings
+from bertserve.serving.engine.base import read_artifact, verified_bytes
+from bertserve.serving.errors import BundleError, InvalidRequest, ModelNotFound, StartupError
+from bertserve.serving.inference.served_models import Repository
+from bertserve.serving.models.bundle import BundleWriter, Manifest, file_entry, open_bundle
+from bertserve.serving.models.manifest import ENGINE_GRAPHS
+from bertserve.serving.models.staging_dir import StagedVersion
+from bertserve.serving.models.verified_dir import digest, versions
+from bertserve.serving.rollout.engine_choice import Chooser
+from bertserve.serving.settings import Settings
 from tests.support.models import NAME
 from tests.support.poison import FP32, edit_manifest, sign, tiny_bundle, tiny_model
 from tests.support.specs import model_spec

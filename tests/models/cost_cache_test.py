@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from serving import host
-from serving.engine.specs import EngineChoice
-from serving.inference.served_models import Repository, ServedModel
-from serving.models.cost_cache import CostCache
-from serving.scheduling.cost import CostPoint
+from bertserve.serving import host
+from bertserve.serving.engine.specs import EngineChoice
+from bertserve.serving.inference.served_models import Repository, ServedModel
+from bertserve.serving.models.cost_cache import CostCache
+from bertserve.serving.scheduling.cost import CostPoint
 from tests.support.tasks import tiny_model, write_bundle
 from tests.support.waiting import wait_for
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from serving.engine.cpu import openvino
-from serving.engine.specs import KernelFiles
-from serving.inference.served_models import Repository
-from serving.models.kernel_cache import KernelCache
-from serving.models.node_cache import open_entry
-from serving.models.verified_dir import digest
+from bertserve.serving.engine.cpu import openvino
+from bertserve.serving.engine.specs import KernelFiles
+from bertserve.serving.inference.served_models import Repository
+from bertserve.serving.models.kernel_cache import KernelCache
+from bertserve.serving.models.node_cache import open_entry
+from bertserve.serving.models.verified_dir import digest
 from tests.support.no_room import no_room
 from tests.support.tasks import tiny_model, write_bundle
 from tests.support.waiting import wait_for

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from serving.errors import BundleError, InvalidRequest
-from serving.inference.tokenizer import TextTokenizer
-from serving.models.bundle import BundleWriter, open_bundle
-from serving.models.manifest import SCHEMA_VERSION, Manifest, problem
-from serving.models.verified_dir import digest
-from serving.tasks import TASKS
+from bertserve.serving.errors import BundleError, InvalidRequest
+from bertserve.serving.inference.tokenizer import TextTokenizer
+from bertserve.serving.models.bundle import BundleWriter, open_bundle
+from bertserve.serving.models.manifest import SCHEMA_VERSION, Manifest, problem
+from bertserve.serving.models.verified_dir import digest
+from bertserve.serving.tasks import TASKS
 from tests.support.models import NAME
 from tests.support.poison import FP32, TINY_SIZE, edit_manifest, tiny_bundle
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from serving import host
-from serving.errors import StartupError
-from serving.inference.served_models import Repository
-from serving.models import node_cache, verified_dir
-from serving.models.bundle import Bundle, open_bundle
-from serving.models.node_cache import CacheError, CacheWriter, Proof, open_entry, with_proofs
+from bertserve.serving import host
+from bertserve.serving.errors import StartupError
+from bertserve.serving.inference.served_models import Repository
+from bertserve.serving.models import node_cache, verified_dir
+from bertserve.serving.models.bundle import Bundle, open_bundle
+from bertserve.serving.models.node_cache import CacheError, CacheWriter, Proof, open_entry, with_proofs
 from tests.support.node_caches import FP32, TIMINGS, engine, fill, proof
 from tests.support.poison import ENGINE
 from tests.support.tasks import tiny_model, write_bundle
@@ -116,8 +116,8 @@ def test_nothing_of_another_bundle_is_taken_over(bundle: Bundle, tmp_path: Path)
 
 KEEP = """
 import pathlib, sys
-from serving.models.bundle import open_bundle
-from serving.models.node_cache import CacheWriter
+from bertserve.serving.models.bundle import open_bundle
+from bertserve.serving.models.node_cache import CacheWriter
 with CacheWriter(pathlib.Path(sys.argv[1]), "tag", 1) as writer:
     (writer.path / sys.argv[3]).write_bytes(b"x")
     writer.publish(open_bundle(pathlib.Path(sys.argv[2])), files=[sys.argv[3]])
@@ -136,7 +136,7 @@ def test_what_another_process_publishes_meanwhile_is_taken_over(
         verified_dir.write(*arguments)
 
     fill(tmp_path, bundle)
-    monkeypatch.setattr("serving.models.verified_dir.write", late)
+    monkeypatch.setattr("bertserve.serving.models.verified_dir.write", late)
     with CacheWriter(tmp_path, "tag", 1) as writer:
         (writer.path / "new").write_bytes(b"x")
         published = writer.publish(bundle, files=["new"])

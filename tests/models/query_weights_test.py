@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from serving.errors import BundleError
-from serving.models import query_weights
-from serving.models.manifest import QUERY_WEIGHTS
+from bertserve.serving.errors import BundleError
+from bertserve.serving.models import query_weights
+from bertserve.serving.models.manifest import QUERY_WEIGHTS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from serving.errors import BundleError, InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
-from serving.inference.served_models import Repository
-from serving.models.artifact_selection import select_artifact
-from serving.models.bundle import Bundle, open_bundle
-from serving.models.manifest import Artifact, Parity
+from bertserve.serving.errors import BundleError, InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
+from bertserve.serving.inference.served_models import Repository
+from bertserve.serving.models.artifact_selection import select_artifact
+from bertserve.serving.models.bundle import Bundle, open_bundle
+from bertserve.serving.models.manifest import Artifact, Parity
 from tests.support.tasks import tiny_model, write_bundle
 
 PROOF = Parity(1, 0.0, 1.0, 1.0, 1.0)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.models.staging_dir import StagedVersion, StagingDir, exclusive
+from bertserve.serving.models.staging_dir import StagedVersion, StagingDir, exclusive
 from tests.support.server import is_running
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ STRANGER = 4_194_305
 OWN = """
 import os, pathlib, subprocess, sys
 os.getpid = lambda: int(sys.argv[2])
-from serving.models.staging_dir import StagedVersion
+from bertserve.serving.models.staging_dir import StagedVersion
 with StagedVersion(pathlib.Path(sys.argv[1])) as staging:
     (staging.path / "engine").write_bytes(b"x")
     print(staging.path, flush=True)
@@ -44,7 +44,7 @@ with StagedVersion(pathlib.Path(sys.argv[1])) as staging:
 TURNS = 300
 TAKE_TURNS = f"""
 import pathlib, sys
-from serving.models.staging_dir import StagingDir
+from bertserve.serving.models.staging_dir import StagingDir
 for _ in range({TURNS}):
     with StagingDir(pathlib.Path(sys.argv[1]), {PREFIX!r}) as staging:
         (staging.path / "file").touch()

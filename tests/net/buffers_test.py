@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from serving.net.buffers import BufferBudget
-from serving.settings import Settings
+from bertserve.serving.net.buffers import BufferBudget
+from bertserve.serving.settings import Settings
 
 
 def test_a_share_takes_within_the_budget_and_its_own_part() -> None:

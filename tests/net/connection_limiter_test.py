@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serving.net.connection_limiter import ConnectionLimiter
+from bertserve.serving.net.connection_limiter import ConnectionLimiter
 
 
 class Connection:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from serving.net.buffers import BufferBudget
-from serving.net.connection import Connection, Port
-from serving.net.lingering_close import TAKEN_BYTES
-from serving.settings import Settings
+from bertserve.serving.net.buffers import BufferBudget
+from bertserve.serving.net.connection import Connection, Port
+from bertserve.serving.net.lingering_close import TAKEN_BYTES
+from bertserve.serving.settings import Settings
 from tests.support.grpc_peer import Wire
 from tests.support.virtual_time import virtually
 

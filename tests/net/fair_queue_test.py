@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from serving.net.connection import FairQueue
+from bertserve.serving.net.connection import FairQueue
 from tests.support.virtual_time import asynchronous
 
 

@@ -8,8 +8,8 @@ import zlib
 
 import pytest
 
-from serving.errors import BodyTooLarge, BuffersFull
-from serving.net.requests import inflate, inflated
+from bertserve.serving.errors import BodyTooLarge, BuffersFull
+from bertserve.serving.net.requests import inflate, inflated
 from tests.support.virtual_time import asynchronous
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 import uvloop
 
-from serving.net.connection_limiter import ConnectionLimiter
-from serving.net.listener import Listener
-from serving.security.tls import Tls
+from bertserve.serving.net.connection_limiter import ConnectionLimiter
+from bertserve.serving.net.listener import Listener
+from bertserve.serving.security.tls import Tls
 from tests.support.certificates import Certificates
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from serving.net.connection_limiter import PeerDebts, peer_of
+from bertserve.serving.net.connection_limiter import PeerDebts, peer_of
 
 CREDIT, PER_S = 30_000, 30_000
 

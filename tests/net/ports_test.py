@@ -11,8 +11,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from serving.errors import StartupError
-from serving.net.ports import bind
+from bertserve.serving.errors import StartupError
+from bertserve.serving.net.ports import bind
 from tests.support import without_ipv6
 from tests.support.clients import get
 from tests.support.models import ROOT
@@ -51,7 +51,7 @@ def test_every_port_listens_on_ipv6(models: Path, host: str, reached: list[str])
 def test_where_there_is_no_ipv6() -> None:
     """`::` is every address of IPv4; an address of IPv6 alone is refused."""
     code = (
-        "from serving.net.ports import bind\n"
+        "from bertserve.serving.net.ports import bind\n"
         "print(bind('::', 0, 'HTTP').getsockname()[0], flush=True)\n"
         "bind('::1', 0, 'HTTP')"
     )

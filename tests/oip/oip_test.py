@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.errors import InvalidRequest, MalformedRequest, Unsupported
-from serving.oip.service import refuse_unsupported
-from serving.oip.tensors import Tensor, inputs_of, split_bytes
-from serving.records import EncodedText
+from bertserve.serving.errors import InvalidRequest, MalformedRequest, Unsupported
+from bertserve.serving.oip.service import refuse_unsupported
+from bertserve.serving.oip.tensors import Tensor, inputs_of, split_bytes
+from bertserve.serving.records import EncodedText
 
 numbers = st.integers(-5, 5) | st.integers()
 shapes = st.lists(st.integers(0, 6) | st.sampled_from([-1, 2**31, 2**62]), max_size=3)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from serving.host import available_cpus
-from serving.operations.doctor import OPENED, Finding, engines, gpus, machine, serving_with, text
-from serving.settings import Settings, kind_of
+from bertserve.serving.host import available_cpus
+from bertserve.serving.operations.doctor import OPENED, Finding, engines, gpus, machine, serving_with, text
+from bertserve.serving.settings import Settings, kind_of
 from tests.support.fork_server import fork_server
 from tests.support.models import ROOT
 from tests.support.server import Server, environment, free_port, refused_start

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from serving import host
-from serving.engine.gpu import discovery
-from serving.engine.gpu.discovery import Library, Machine
-from serving.engine.kinds import ENGINES, kind
-from serving.engine.specs import Gpu
-from serving.errors import StartupError
-from serving.inference.served_models import Repository
-from serving.models.manifest import ENGINE_GRAPHS
-from serving.rollout.engine_choice import Chooser
-from serving.rollout.model_export import home_of
-from serving.settings import Settings
+from bertserve.serving import host
+from bertserve.serving.engine.gpu import discovery
+from bertserve.serving.engine.gpu.discovery import Library, Machine
+from bertserve.serving.engine.kinds import ENGINES, kind
+from bertserve.serving.engine.specs import Gpu
+from bertserve.serving.errors import StartupError
+from bertserve.serving.inference.served_models import Repository
+from bertserve.serving.models.manifest import ENGINE_GRAPHS
+from bertserve.serving.rollout.engine_choice import Chooser
+from bertserve.serving.rollout.model_export import home_of
+from bertserve.serving.settings import Settings
 from tests.support.gpus import without_gpu
 from tests.support.poison import edit_manifest, sign
 from tests.support.tasks import tiny_model, write_bundle
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from serving.rollout.model_export import Home
+    from bertserve.serving.rollout.model_export import Home
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 

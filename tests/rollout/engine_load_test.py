@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from serving.engine.base import EngineLoad
-from serving.engine.specs import Gpu, ModelSpec
-from serving.errors import EngineFailed
-from serving.rollout import engine_load
-from serving.rollout.engine_load import LoadBuilder
-from serving.settings import Settings
+from bertserve.serving.engine.base import EngineLoad
+from bertserve.serving.engine.specs import Gpu, ModelSpec
+from bertserve.serving.errors import EngineFailed
+from bertserve.serving.rollout import engine_load
+from bertserve.serving.rollout.engine_load import LoadBuilder
+from bertserve.serving.settings import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from serving.rollout.engine_choice import Chooser
+    from bertserve.serving.rollout.engine_choice import Chooser
 
 MIB = 1 << 20
 SMALL, LARGE = 100, 1000

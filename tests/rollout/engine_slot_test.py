@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from serving.engine.base import LaneKind
-from serving.engine.process.remote_engine import EngineFailed
-from serving.engine.process.wire import Ready
-from serving.inference.dispatcher import Dispatcher
-from serving.lifecycle import Lifecycle, State
-from serving.rollout.engine_choice import Chooser
-from serving.rollout.engine_load import LoadBuilder
-from serving.rollout.engine_slot import EngineSlot, SlotState
-from serving.scheduling.admission import AdmissionLimits
-from serving.scheduling.batcher import Policy
-from serving.settings import Settings
-from serving.telemetry.metrics import Metrics
+from bertserve.serving.engine.base import LaneKind
+from bertserve.serving.engine.process.remote_engine import EngineFailed
+from bertserve.serving.engine.process.wire import Ready
+from bertserve.serving.inference.dispatcher import Dispatcher
+from bertserve.serving.lifecycle import Lifecycle, State
+from bertserve.serving.rollout.engine_choice import Chooser
+from bertserve.serving.rollout.engine_load import LoadBuilder
+from bertserve.serving.rollout.engine_slot import EngineSlot, SlotState
+from bertserve.serving.scheduling.admission import AdmissionLimits
+from bertserve.serving.scheduling.batcher import Policy
+from bertserve.serving.settings import Settings
+from bertserve.serving.telemetry.metrics import Metrics
 from tests.support.costs import constant, model_costs
 from tests.support.tasks import tiny_model, write_bundle
 from tests.support.virtual_time import asynchronous
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from serving.inference.pipeline import Pipeline
+    from bertserve.serving.inference.pipeline import Pipeline
 
 
 class Life:

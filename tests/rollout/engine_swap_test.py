@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.engine.base import EngineLoad
-from serving.engine.process.remote_engine import RemoteEngine
-from serving.engine.process.supervisor import Supervisor
-from serving.errors import EngineLost, NotReady
-from serving.records import ModelIndex
-from serving.rollout.idle_priority import PERIOD_S, IdlePriority
+from bertserve.serving.engine.base import EngineLoad
+from bertserve.serving.engine.process.remote_engine import RemoteEngine
+from bertserve.serving.engine.process.supervisor import Supervisor
+from bertserve.serving.errors import EngineLost, NotReady
+from bertserve.serving.records import ModelIndex
+from bertserve.serving.rollout.idle_priority import PERIOD_S, IdlePriority
 from tests.support.dispatching import BATCHED, TEXT_BY_TEXT, Bench, ScriptedEngine, costs, rows, run_request, text
 from tests.support.engine_processes import LOAD, SIZE, Listener, cancel, right, soon, submit
 from tests.support.specs import model_spec

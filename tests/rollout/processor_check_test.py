@@ -10,14 +10,14 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from serving import host
-from serving.engine.gpu.discovery import Machine
-from serving.errors import StartupError
-from serving.models.bundle import open_bundle
-from serving.models.node_cache import CacheWriter, Proof
-from serving.rollout import processor_check
-from serving.rollout.engine_choice import Chooser
-from serving.settings import Settings
+from bertserve.serving import host
+from bertserve.serving.engine.gpu.discovery import Machine
+from bertserve.serving.errors import StartupError
+from bertserve.serving.models.bundle import open_bundle
+from bertserve.serving.models.node_cache import CacheWriter, Proof
+from bertserve.serving.rollout import processor_check
+from bertserve.serving.rollout.engine_choice import Chooser
+from bertserve.serving.settings import Settings
 from tests.support.models import NAME, copy_bundle
 from tests.support.poison import edit_manifest, sign
 

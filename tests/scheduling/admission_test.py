@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.errors import DeadlineExceeded, InvalidRequest, Overloaded
-from serving.records import DEFAULT_PRIORITY, ModelIndex
-from serving.scheduling.admission import Admission, AdmissionLimits, Permit, estimate_tokens
-from serving.scheduling.batcher import Policy
-from serving.scheduling.load_predictor import LoadPredictor
+from bertserve.serving.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from bertserve.serving.records import DEFAULT_PRIORITY, ModelIndex
+from bertserve.serving.scheduling.admission import Admission, AdmissionLimits, Permit, estimate_tokens
+from bertserve.serving.scheduling.batcher import Policy
+from bertserve.serving.scheduling.load_predictor import LoadPredictor
 from tests.support.costs import constant, model_costs
 
 FIRST = ModelIndex(0)

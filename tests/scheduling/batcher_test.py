@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from hypothesis import strategies as st
 
-from serving.records import EncodedText, ModelIndex
-from serving.scheduling.batcher import WIDE, Assignment, Lanes, Policy, choose
-from serving.scheduling.queue import WorkItem, WorkQueue
+from bertserve.serving.records import EncodedText, ModelIndex
+from bertserve.serving.scheduling.batcher import WIDE, Assignment, Lanes, Policy, choose
+from bertserve.serving.scheduling.queue import WorkItem, WorkQueue
 from tests.support.costs import constant, model_costs, per_token
 from tests.support.fuzzing import each, sizes
 from tests.support.schedulers import items as made
@@ -16,7 +16,7 @@ from tests.support.schedulers import items as made
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.scheduling.cost import ModelCosts
+    from bertserve.serving.scheduling.cost import ModelCosts
 
 BATCHED, TEXT_BY_TEXT = 0, 1
 POLICY = Policy(max_batch_tokens=64, batch_invariant=[True, False], narrow=[False, True])

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import strategies as st
 
-from loadtest.capacity.simulator import Arrival, BulkJob, Device, RequestOutcome, play
-from serving.errors import BulkOverloaded, DeadlineExceeded
-from serving.records import BULK, DEFAULT_PRIORITY
-from serving.scheduling.admission import AdmissionLimits, Permit
-from serving.scheduling.batcher import WIDE, Policy
-from serving.scheduling.load_predictor import BULK_SHARE
-from serving.scheduling.scheduler import Scheduler
+from bertserve.loadtest.capacity.simulator import Arrival, BulkJob, Device, RequestOutcome, play
+from bertserve.serving.errors import BulkOverloaded, DeadlineExceeded
+from bertserve.serving.records import BULK, DEFAULT_PRIORITY
+from bertserve.serving.scheduling.admission import AdmissionLimits, Permit
+from bertserve.serving.scheduling.batcher import WIDE, Policy
+from bertserve.serving.scheduling.load_predictor import BULK_SHARE
+from bertserve.serving.scheduling.scheduler import Scheduler
 from tests.support.costs import constant, model_costs, per_token
 from tests.support.fuzzing import each, sizes
 from tests.support.schedulers import FIRST, began, start_one, submit
@@ -20,8 +20,8 @@ from tests.support.schedulers import FIRST, began, start_one, submit
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.scheduling.batcher import Assignment
-    from serving.scheduling.queue import WorkItem
+    from bertserve.serving.scheduling.batcher import Assignment
+    from bertserve.serving.scheduling.queue import WorkItem
 
 NEVER = float("inf")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.scheduling.cost import (
+from bertserve.serving.scheduling.cost import (
     BUCKETS,
     MAX_FACTOR,
     MAX_OVERHEAD_US,

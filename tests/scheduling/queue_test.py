@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from serving.records import PRIORITIES, EncodedText, ModelIndex
-from serving.scheduling.cost import bucket_for
-from serving.scheduling.queue import Backlog, WorkItem, WorkQueue
+from bertserve.serving.records import PRIORITIES, EncodedText, ModelIndex
+from bertserve.serving.scheduling.cost import bucket_for
+from bertserve.serving.scheduling.queue import Backlog, WorkItem, WorkQueue
 
 
 def item(tokens: int, model: int = 0, *, key: float = 0.0, priority: int = 2, work_us: int = 1) -> WorkItem:

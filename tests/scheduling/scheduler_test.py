@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from hypothesis import strategies as st
 
-from serving.errors import BertserveError, DeadlineExceeded, Overloaded
-from serving.records import BULK, DEFAULT_PRIORITY, PRIORITIES
-from serving.scheduling.admission import AdmissionLimits, Permit
-from serving.scheduling.batcher import WIDE, Policy
-from serving.scheduling.scheduler import Scheduler
+from bertserve.serving.errors import BertserveError, DeadlineExceeded, Overloaded
+from bertserve.serving.records import BULK, DEFAULT_PRIORITY, PRIORITIES
+from bertserve.serving.scheduling.admission import AdmissionLimits, Permit
+from bertserve.serving.scheduling.batcher import WIDE, Policy
+from bertserve.serving.scheduling.scheduler import Scheduler
 from tests.support.costs import constant, model_costs, per_token
 from tests.support.fuzzing import each, sizes
 from tests.support.schedulers import FIRST, began, items, start, start_one, submit
@@ -19,9 +19,9 @@ from tests.support.schedulers import FIRST, began, items, start, start_one, subm
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.scheduling.batcher import Assignment
-    from serving.scheduling.cost import ModelCosts
-    from serving.scheduling.queue import WorkItem
+    from bertserve.serving.scheduling.batcher import Assignment
+    from bertserve.serving.scheduling.cost import ModelCosts
+    from bertserve.serving.scheduling.queue import WorkItem
 
 ONE_LANE = Policy(max_batch_tokens=256, batch_invariant=[True], narrow=[False])
 TEN_MS = constant(10_000)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 from cryptography.hazmat.primitives import serialization as form
 
-from serving.errors import CredentialsError
-from serving.security.keys import ApiKeys, read_keys
-from serving.security.watch import FileWatch
-from serving.settings import Settings
+from bertserve.serving.errors import CredentialsError
+from bertserve.serving.security.keys import ApiKeys, read_keys
+from bertserve.serving.security.watch import FileWatch
+from bertserve.serving.settings import Settings
 from tests.support.certificates import Certificates
 from tests.support.credentials import FIRST, SECOND, write_keys
 from tests.support.refused_settings import problems

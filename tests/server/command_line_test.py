@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import bertserve
-from export.cli.inspect import main as inspect
-from export.engines.tensorrt import CAPABILITIES, GRAPH, NATIVE
-from loadtest.benchmarks.runner import main as benchmarks
-from loadtest.mlperf import main as mlperf
-from serving.host import command, installing
+from bertserve.export.cli.inspect import main as inspect
+from bertserve.export.engines.tensorrt import CAPABILITIES, GRAPH, NATIVE
+from bertserve.loadtest.benchmarks.runner import main as benchmarks
+from bertserve.loadtest.mlperf import main as mlperf
+from bertserve.serving.host import command, installing
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,7 +8,7 @@ import re
 import pytest
 
 import bertserve
-from serving.settings import GROUPS, Settings
+from bertserve.serving.settings import GROUPS, Settings
 from tests.support.descriptions import parser_of
 
 PARSERS = sorted(bertserve.VERBS.keys() - {"serve", "doctor"})

@@ -10,15 +10,15 @@ import grpc
 import numpy as np
 import pytest
 
-from serving import errors
-from serving.engine.kinds import ENGINES
-from serving.errors import BertserveError, InvalidRequest
-from serving.http.exchange import outcome_head
-from serving.inference.requests import Outcome, Timings
-from serving.lifecycle import Lifecycle, State
-from serving.tasks import embed, rerank
-from serving.tasks.embed import EmbedOptions
-from serving.tasks.rerank import RerankOptions
+from bertserve.serving import errors
+from bertserve.serving.engine.kinds import ENGINES
+from bertserve.serving.errors import BertserveError, InvalidRequest
+from bertserve.serving.http.exchange import outcome_head
+from bertserve.serving.inference.requests import Outcome, Timings
+from bertserve.serving.lifecycle import Lifecycle, State
+from bertserve.serving.tasks import embed, rerank
+from bertserve.serving.tasks.embed import EmbedOptions
+from bertserve.serving.tasks.rerank import RerankOptions
 
 S = State
 ALLOWED = {

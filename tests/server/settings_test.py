@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, get_args
 
 import pytest
 
-from export.cli import export as export_cli
-from serving.errors import StartupError
-from serving.models.artifact_selection import verify_bundles
-from serving.operations.generated_pages import settings_page
-from serving.settings import Settings, flag_of
+from bertserve.export.cli import export as export_cli
+from bertserve.serving.errors import StartupError
+from bertserve.serving.models.artifact_selection import verify_bundles
+from bertserve.serving.operations.generated_pages import settings_page
+from bertserve.serving.settings import Settings, flag_of
 from tests.support.refused_settings import problems
 from tests.support.server import FAKE, free_port, listening, refused_start
 

@@ -12,8 +12,8 @@ import transformers
 from safetensors import torch as safetensors_torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from export.checkpoint.families import FAMILIES
-from export.texts import corpus
+from bertserve.export.checkpoint.families import FAMILIES
+from bertserve.export.texts import corpus
 from tests.support import own_forms
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from serving.scheduling.cost import CostPoint, ModelCosts
+from bertserve.serving.scheduling.cost import CostPoint, ModelCosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

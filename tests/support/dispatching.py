@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from serving.engine.base import Batch, BatchOutput, LaneKind
-from serving.errors import EngineFault, EngineLost
-from serving.inference.dispatcher import Dispatcher
-from serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
-from serving.scheduling.admission import AdmissionLimits, Permit
-from serving.scheduling.batcher import WIDE, Policy
+from bertserve.serving.engine.base import Batch, BatchOutput, LaneKind
+from bertserve.serving.errors import EngineFault, EngineLost
+from bertserve.serving.inference.dispatcher import Dispatcher
+from bertserve.serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
+from bertserve.serving.scheduling.admission import AdmissionLimits, Permit
+from bertserve.serving.scheduling.batcher import WIDE, Policy
 from tests.support.costs import constant, model_costs
 from tests.support.specs import model_spec
 from tests.support.virtual_time import now
@@ -21,11 +21,11 @@ from tests.support.virtual_time import now
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
-    from serving.engine.base import Done
-    from serving.inference.dispatcher import PendingRequest
-    from serving.scheduling.batcher import Assignment
-    from serving.scheduling.cost import ModelCosts
-    from serving.scheduling.queue import WorkQueue
+    from bertserve.serving.engine.base import Done
+    from bertserve.serving.inference.dispatcher import PendingRequest
+    from bertserve.serving.scheduling.batcher import Assignment
+    from bertserve.serving.scheduling.cost import ModelCosts
+    from bertserve.serving.scheduling.queue import WorkQueue
 SIZE = 8
 BATCHED, TEXT_BY_TEXT = ModelIndex(0), ModelIndex(1)
 RAISES, NAN = 9001, 9002

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from serving.engine.base import Batch, BatchOutput, EngineLoad
-from serving.engine.fake import fake_vector
-from serving.records import EncodedText, ModelIndex
+from bertserve.serving.engine.base import Batch, BatchOutput, EngineLoad
+from bertserve.serving.engine.fake import fake_vector
+from bertserve.serving.records import EncodedText, ModelIndex
 from tests.support.specs import model_spec
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping
 
-    from serving.engine.process.remote_engine import RemoteEngine
-    from serving.errors import BertserveError
+    from bertserve.serving.engine.process.remote_engine import RemoteEngine
+    from bertserve.serving.errors import BertserveError
 
 T = TypeVar("T")
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tokenizers import Tokenizer
 
-from serving.engine.base import Batch
-from serving.engine.fake import fake_vector
-from serving.records import EncodedText
+from bertserve.serving.engine.base import Batch
+from bertserve.serving.engine.fake import fake_vector
+from bertserve.serving.records import EncodedText
 from tests.support.models import HIDDEN_SIZE, MAX_LENGTH, NAME
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from serving.engine.base import Backend
-    from serving.records import ModelIndex
+    from bertserve.serving.engine.base import Backend
+    from bertserve.serving.records import ModelIndex
 
 _SPECIAL = 2
 

@@ -7,26 +7,26 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from export import build
-from export.checkpoint.reader import open_checkpoint
-from export.checkpoint.source import find
-from export.cli.export import main
-from export.graph import editor, optimize, task_model
-from export.proof import parity
-from export.proof.engine import open_engine
-from export.texts import corpus
-from serving.models.bundle import Bundle, open_bundle
-from serving.models.verified_dir import versions
+from bertserve.export import build
+from bertserve.export.checkpoint.reader import open_checkpoint
+from bertserve.export.checkpoint.source import find
+from bertserve.export.cli.export import main
+from bertserve.export.graph import editor, optimize, task_model
+from bertserve.export.proof import parity
+from bertserve.export.proof.engine import open_engine
+from bertserve.export.texts import corpus
+from bertserve.serving.models.bundle import Bundle, open_bundle
+from bertserve.serving.models.verified_dir import versions
 from tests.support.checkpoints import write_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from export.checkpoint.reader import Checkpoint
-    from export.texts.corpus import Text
-    from serving.models.manifest import Target
-    from serving.records import EncodedText, Row
+    from bertserve.export.checkpoint.reader import Checkpoint
+    from bertserve.export.texts.corpus import Text
+    from bertserve.serving.models.manifest import Target
+    from bertserve.serving.records import EncodedText, Row
 
 all_texts, all_probes = corpus.read, corpus.probes
 

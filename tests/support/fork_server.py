@@ -32,10 +32,10 @@ from concurrent.futures import TimeoutError as NotYet
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn
 
-from serving.cli import BEFORE_IMPORTS
-from serving.engine.process import remote_engine
-from serving.rollout import engine_process
-from serving.settings import _parser
+from bertserve.serving.cli import BEFORE_IMPORTS
+from bertserve.serving.engine.process import remote_engine
+from bertserve.serving.rollout import engine_process
+from bertserve.serving.settings import _parser
 from tests.support.models import ROOT
 
 if TYPE_CHECKING:
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
 
 SERVING = (
     "bertserve",
-    "serving.cli",
-    "serving.front",
-    "serving.rollout.engine_choice",
-    "serving.rollout.model_export",
-    "serving.server",
-    "serving.settings",
+    "bertserve.serving.cli",
+    "bertserve.serving.front",
+    "bertserve.serving.rollout.engine_choice",
+    "bertserve.serving.rollout.model_export",
+    "bertserve.serving.server",
+    "bertserve.serving.settings",
 )
 EXPORTING = (
     "bertserve",
-    "export.build",
-    "export.cli.export",
+    "bertserve.export.build",
+    "bertserve.export.cli.export",
     # What an export imports of these libraries when it uses them.
     "sentence_transformers",
     "sympy.combinatorics",
@@ -288,8 +288,8 @@ def _become(module: str, descriptors: Sequence[int]) -> NoReturn:
         if module == engine_process.__name__:
             Path("/proc/self/comm").write_text(ENGINE, encoding="ascii")
             engine_process.main(list(descriptors))
-        from serving import front  # noqa: PLC0415  long imported
-        from serving.net import requests  # noqa: PLC0415  likewise
+        from bertserve.serving import front  # noqa: PLC0415  long imported
+        from bertserve.serving.net import requests  # noqa: PLC0415  likewise
 
         requests._process = os.urandom(6).hex()  # as the import does
         gc.freeze()  # what was open in the server would close descriptors that are others here
@@ -317,7 +317,7 @@ def _command(outputs: list[int], words: list[str], env: dict[str, str], cwd: str
         remote_engine.subprocess = _Forks()  # type: ignore[assignment]
     sys.argv = ["bertserve.py", *words]
     from bertserve import main  # noqa: PLC0415  long imported
-    from serving.fronts import pool  # noqa: PLC0415  likewise
+    from bertserve.serving.fronts import pool  # noqa: PLC0415  likewise
 
     pool.subprocess = _Forks()  # type: ignore[assignment]
 

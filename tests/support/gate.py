@@ -60,8 +60,8 @@ def main() -> None:
     """Answers until its input ends."""
     sys.modules.update(dict.fromkeys(ENGINES))  # type: ignore[arg-type]  None is Python's mark for "not to be had"
     assert not any(map(_can_import, ENGINES))
-    from serving.errors import StartupError  # noqa: PLC0415  after the engines are gone
-    from serving.inference.served_models import Repository  # noqa: PLC0415
+    from bertserve.serving.errors import StartupError  # noqa: PLC0415  after the engines are gone
+    from bertserve.serving.inference.served_models import Repository  # noqa: PLC0415
 
     for line in sys.stdin:
         refused = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from serving.engine.gpu.cuda import Device
+    from bertserve.serving.engine.gpu.cuda import Device
 
 
 ADD_ONE = b"""

@@ -10,10 +10,10 @@ import onnxruntime as ort
 import torch
 import transformers
 
-from export.graph import task_model
-from export.graph.editor import GraphEditor
-from export.precision import half, ranges
-from export.progress import quiet
+from bertserve.export.graph import task_model
+from bertserve.export.graph.editor import GraphEditor
+from bertserve.export.precision import half, ranges
+from bertserve.export.progress import quiet
 from tests.support import traced
 
 if TYPE_CHECKING:

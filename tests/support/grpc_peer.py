@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.wrappers_pb2 import BytesValue
 
-from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed
-from serving.errors import Overloaded
-from serving.grpc.calls import Method
-from serving.grpc.connection import GrpcConnection
-from serving.grpc.dispatch import CallDispatch
-from serving.net.buffers import BufferBudget
-from serving.settings import Settings
+from bertserve.loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed
+from bertserve.serving.errors import Overloaded
+from bertserve.serving.grpc.calls import Method
+from bertserve.serving.grpc.connection import GrpcConnection
+from bertserve.serving.grpc.dispatch import CallDispatch
+from bertserve.serving.net.buffers import BufferBudget
+from bertserve.serving.settings import Settings
 from tests.support.http2 import Replies, Reply, request_fields, split
 from tests.support.waiting import until
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from hpack import Encoder
     from hyperframe.frame import Frame
 
-    from serving.errors import BertserveError
-    from serving.grpc.calls import Call
+    from bertserve.serving.errors import BertserveError
+    from bertserve.serving.grpc.calls import Call
 
 
 class Wire(asyncio.Transport):

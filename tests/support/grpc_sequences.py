@@ -14,7 +14,7 @@ import h2.config
 import h2.connection
 import h2.settings
 
-from loadtest.generator.frames import CONTINUATION, DATA, HEADERS, PREFACE, frame, prefixed, split
+from bertserve.loadtest.generator.frames import CONTINUATION, DATA, HEADERS, PREFACE, frame, prefixed, split
 from tests.support.clients import MODEL_INFER, infer_request
 from tests.support.http2 import request_fields
 from tests.support.models import NAME

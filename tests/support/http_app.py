@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from anyio.from_thread import start_blocking_portal
 
-from serving.http.app_context import AppContext
-from serving.http.listener import HttpListener
-from serving.lifecycle import Lifecycle, State
-from serving.net.buffers import BufferBudget
-from serving.net.connection_limiter import ConnectionLimiter
-from serving.net.ports import bind
-from serving.settings import Settings
+from bertserve.serving.http.app_context import AppContext
+from bertserve.serving.http.listener import HttpListener
+from bertserve.serving.lifecycle import Lifecycle, State
+from bertserve.serving.net.buffers import BufferBudget
+from bertserve.serving.net.connection_limiter import ConnectionLimiter
+from bertserve.serving.net.ports import bind
+from bertserve.serving.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from serving.http.app import App
+    from bertserve.serving.http.app import App
 
 LOOPBACK = "127.0.0.1"
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from export.cli.export import main
-from serving.models.bundle import open_bundle
+from bertserve.export.cli.export import main
+from bertserve.serving.models.bundle import open_bundle
 from tests.support.bge_m3 import write_m3
 from tests.support.checkpoints import write_checkpoint, write_task_checkpoint
 from tests.support.multi_vectors import LAYOUTS

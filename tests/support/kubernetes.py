@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import kubernetes_validate
 import yaml
 
-from serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S
+from bertserve.serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S
 from tests.support.models import ROOT, kept
 
 if TYPE_CHECKING:

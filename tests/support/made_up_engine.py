@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from serving.engine.batches import Padder
-from serving.engine.cpu.backend import CpuBackend
-from serving.engine.kinds.kind import EngineKind, EngineSetting
+from bertserve.serving.engine.batches import Padder
+from bertserve.serving.engine.cpu.backend import CpuBackend
+from bertserve.serving.engine.kinds.kind import EngineKind, EngineSetting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from onnx.reference import ReferenceEvaluator
 
-    from serving.engine.base import Backend, Batch, EngineLoad
-    from serving.engine.specs import ModelSpec
-    from serving.records import Array
+    from bertserve.serving.engine.base import Backend, Batch, EngineLoad
+    from bertserve.serving.engine.specs import ModelSpec
+    from bertserve.serving.records import Array
 
 
 class Reference(EngineKind):

@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from export.tasks import EXPORTS
-from export.tasks.accuracy import ScoreReader
-from export.tasks.base import TaskExport
-from export.tasks.decisions import Scores
-from export.tasks.libraries.answers import Form, score
-from export.tasks.libraries.library import tokens
-from export.tasks.libraries.pipelines import Transformers
-from export.tasks.limits import UNDIRECTED, limits_for
-from serving.records import MASK
-from serving.tasks import add, replies
-from serving.tasks.base import Asked, GraphOutput, LoadFormat, Output, Route, Task, TaskOptions, Way, floats
+from bertserve.export.tasks import EXPORTS
+from bertserve.export.tasks.accuracy import ScoreReader
+from bertserve.export.tasks.base import TaskExport
+from bertserve.export.tasks.decisions import Scores
+from bertserve.export.tasks.libraries.answers import Form, score
+from bertserve.export.tasks.libraries.library import tokens
+from bertserve.export.tasks.libraries.pipelines import Transformers
+from bertserve.export.tasks.limits import UNDIRECTED, limits_for
+from bertserve.serving.records import MASK
+from bertserve.serving.tasks import add, replies
+from bertserve.serving.tasks.base import Asked, GraphOutput, LoadFormat, Output, Route, Task, TaskOptions, Way, floats
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from export.tasks.libraries.answers import Answer
-    from export.tasks.libraries.library import Tokens
-    from export.texts.corpus import Text
-    from serving.tasks.base import Work
+    from bertserve.export.tasks.libraries.answers import Answer
+    from bertserve.export.tasks.libraries.library import Tokens
+    from bertserve.export.texts.corpus import Text
+    from bertserve.serving.tasks.base import Work
 
 
 class NormOptions(TaskOptions[list[float]], frozen=True):

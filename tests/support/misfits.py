@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from serving.models.verified_dir import digest
+from bertserve.serving.models.verified_dir import digest
 from tests.support.poison import TINY_SIZE, tiny_model
 from tests.support.specs import model_spec
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from serving.engine.specs import ModelSpec
+    from bertserve.serving.engine.specs import ModelSpec
 
 
 def model_at(folder: Path, model: onnx.ModelProto | bytes, size: int = TINY_SIZE, **changes: object) -> ModelSpec:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from serving import host
-from serving.engine.specs import EngineBuild, ShapeProfile
-from serving.models import node_cache
-from serving.models.manifest import Artifact, Invariance, Parity
-from serving.models.node_cache import CacheWriter, Proof
-from serving.models.verified_dir import digest
+from bertserve.serving import host
+from bertserve.serving.engine.specs import EngineBuild, ShapeProfile
+from bertserve.serving.models import node_cache
+from bertserve.serving.models.manifest import Artifact, Invariance, Parity
+from bertserve.serving.models.node_cache import CacheWriter, Proof
+from bertserve.serving.models.verified_dir import digest
 from tests.support.poison import ENGINE, ENGINE_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from serving.models.bundle import Bundle
-    from serving.models.node_cache import CacheEntry
+    from bertserve.serving.models.bundle import Bundle
+    from bertserve.serving.models.node_cache import CacheEntry
 
 FP32 = "model.fp32.onnx"
 TIMINGS = "tensorrt.timings"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loadtest.generator.measure import Measurement
-from loadtest.generator.messages import Target
-from loadtest.generator.run import Kind
-from loadtest.generator.scenario import Phase, Scenario
+from bertserve.loadtest.generator.measure import Measurement
+from bertserve.loadtest.generator.messages import Target
+from bertserve.loadtest.generator.run import Kind
+from bertserve.loadtest.generator.scenario import Phase, Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from loadtest.report.result import Result
+    from bertserve.loadtest.report.result import Result
     from tests.support.server import Server
 RATE = 300.0
 SECONDS = 2.0

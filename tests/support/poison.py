@@ -15,10 +15,10 @@ import onnx
 import onnx.parser
 from onnx import numpy_helper
 
-from serving.models.bundle import MANIFEST
-from serving.models.verified_dir import digest
-from serving.records import IDS
-from serving.tasks import TASKS
+from bertserve.serving.models.bundle import MANIFEST
+from bertserve.serving.models.verified_dir import digest
+from bertserve.serving.records import IDS
+from bertserve.serving.tasks import TASKS
 from tests.support.expected import tokenizer
 from tests.support.models import cache_key, copy_bundle, demo_repository, kept
 

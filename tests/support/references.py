@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import transformers
 
-from export.texts import corpus
+from bertserve.export.texts import corpus
 from tests.support import own_forms
 from tests.support.checkpoints import HEADS
 from tests.support.exports import answers_together
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from export.checkpoint.reader import Checkpoint
-    from serving.records import EncodedText
+    from bertserve.export.checkpoint.reader import Checkpoint
+    from bertserve.serving.records import EncodedText
 
 TEXTS: list[corpus.Text] = ["the server", "a text that is not in it", ("of the", "and to a text with more"), "it"]
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serving.errors import StartupError
-from serving.settings import Settings
+from bertserve.serving.errors import StartupError
+from bertserve.serving.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,13 +5,13 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING
 
-from serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
-from serving.scheduling.admission import Permit
-from serving.scheduling.queue import WorkItem
+from bertserve.serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
+from bertserve.serving.scheduling.admission import Permit
+from bertserve.serving.scheduling.queue import WorkItem
 
 if TYPE_CHECKING:
-    from serving.scheduling.batcher import Assignment
-    from serving.scheduling.scheduler import Scheduler
+    from bertserve.serving.scheduling.batcher import Assignment
+    from bertserve.serving.scheduling.scheduler import Scheduler
 
 FIRST = ModelIndex(0)
 

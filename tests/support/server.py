@@ -325,4 +325,4 @@ def _is_engine(pid: int) -> bool:
         files = [Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "comm")]
     except OSError:
         return False
-    return b"serving.rollout.engine_process" in files[0] or files[1].decode().strip() == ENGINE
+    return b"bertserve.serving.rollout.engine_process" in files[0] or files[1].decode().strip() == ENGINE

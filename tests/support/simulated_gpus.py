@@ -13,12 +13,12 @@ import onnx
 import onnxruntime
 from onnx import numpy_helper
 
-from serving.engine.gpu import ort_cuda, tensorrt, tensorrt_library
-from serving.engine.gpu.cuda import Device
-from serving.engine.gpu.cuda_driver import Driver
-from serving.engine.specs import EngineBuild, ShapeProfile
-from serving.models.bundle import BundleWriter, file_entry, open_bundle
-from serving.models.verified_dir import digest
+from bertserve.serving.engine.gpu import ort_cuda, tensorrt, tensorrt_library
+from bertserve.serving.engine.gpu.cuda import Device
+from bertserve.serving.engine.gpu.cuda_driver import Driver
+from bertserve.serving.engine.specs import EngineBuild, ShapeProfile
+from bertserve.serving.models.bundle import BundleWriter, file_entry, open_bundle
+from bertserve.serving.models.verified_dir import digest
 from tests.support.models import ROOT
 from tests.support.simulated import simulated_ort, simulated_trt
 from tests.support.simulated.cuda.bindings import driver as simulated_driver
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from serving.engine.base import Backend
-    from serving.engine.specs import KernelFiles, ModelSpec
+    from bertserve.serving.engine.base import Backend
+    from bertserve.serving.engine.specs import KernelFiles, ModelSpec
     from tests.support.simulated.cuda.bindings.driver import Machine
 
 SIMULATED = ROOT / "tests" / "support" / "simulated"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from serving.engine.specs import ModelSpec
-from serving.tasks import TASKS
+from bertserve.serving.engine.specs import ModelSpec
+from bertserve.serving.tasks import TASKS
 
 
 def model_spec(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tests.support.models import ROOT
 
 if TYPE_CHECKING:
-    from serving.http.app import App
+    from bertserve.serving.http.app import App
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Tables:
 
 
 def read_tables(models: Path) -> Tables:
-    from serving.logs import LogWriter  # noqa: PLC0415
-    from serving.net.ports import Ports  # noqa: PLC0415
-    from serving.rollout.engine_choice import Chooser  # noqa: PLC0415  not beside tritonclient, as above
-    from serving.server import build  # noqa: PLC0415
-    from serving.settings import Settings  # noqa: PLC0415
+    from bertserve.serving.logs import LogWriter  # noqa: PLC0415
+    from bertserve.serving.net.ports import Ports  # noqa: PLC0415
+    from bertserve.serving.rollout.engine_choice import Chooser  # noqa: PLC0415  not beside tritonclient, as above
+    from bertserve.serving.server import build  # noqa: PLC0415
+    from bertserve.serving.settings import Settings  # noqa: PLC0415
 
     settings = Settings.load(["--models", str(models), "--engine", "fake"], {})
     ports = Ports(*(socket.socket() for _ in range(3)))
@@ -54,7 +54,7 @@ def read_tables(models: Path) -> Tables:
 
 
 def _routes(app: App) -> list[list[str]]:
-    from serving.http.routes import ApiRoute  # noqa: PLC0415  not beside tritonclient, as above
+    from bertserve.serving.http.routes import ApiRoute  # noqa: PLC0415  not beside tritonclient, as above
 
     routes = [route for route in app.routes if isinstance(route, ApiRoute)]
     assert len(routes) == len(app.routes)

@@ -13,10 +13,10 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-from export.progress import quiet
-from serving import tasks as known_tasks
-from serving.models.bundle import BundleWriter, file_entry
-from serving.models.manifest import (
+from bertserve.export.progress import quiet
+from bertserve.serving import tasks as known_tasks
+from bertserve.serving.models.bundle import BundleWriter, file_entry
+from bertserve.serving.models.manifest import (
     SCHEMA_VERSION,
     Artifact,
     Invariance,
@@ -24,13 +24,13 @@ from serving.models.manifest import (
     Parity,
     Source,
 )
-from serving.records import IDS, MASK, POSITIONS, TYPES
+from bertserve.serving.records import IDS, MASK, POSITIONS, TYPES
 from tests.support import traced
 from tests.support.checkpoints import HEADS, stripped_tokenizer, vocabulary
 from tests.support.models import kept
 
 if TYPE_CHECKING:
-    from serving.models.manifest import Target
+    from bertserve.serving.models.manifest import Target
 
 MAX_LENGTH = 64
 HIDDEN_SIZE = 32

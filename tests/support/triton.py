@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Self
 
-from loadtest.benchmarks.peers.triton import Installation
+from bertserve.loadtest.benchmarks.peers.triton import Installation
 from tests.support.clients import get
 from tests.support.external_servers import program
 from tests.support.models import ROOT

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.telemetry.catalogue import Metric
-from serving.telemetry.metrics import Histograms, Reading
+from bertserve.serving.telemetry.catalogue import Metric
+from bertserve.serving.telemetry.metrics import Histograms, Reading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.errors import BertserveError, NotReady, all_quoted, escaped, quoted
-from serving.http.exchange import HttpRequest
-from serving.logs import LogWriter, RateLimit, fields, line, members
+from bertserve.serving.errors import BertserveError, NotReady, all_quoted, escaped, quoted
+from bertserve.serving.http.exchange import HttpRequest
+from bertserve.serving.logs import LogWriter, RateLimit, fields, line, members
 from tests.support.http_app import ready_api
 from tests.support.waiting import wait_for
 

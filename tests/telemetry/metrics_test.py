@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.errors import BertserveError, Overloaded
-from serving.inference.dispatcher import Dispatcher
-from serving.inference.requests import Outcome, Timings
-from serving.lifecycle import State
-from serving.records import EncodedText, ModelIndex
-from serving.scheduling.admission import AdmissionLimits, Permit
-from serving.scheduling.batcher import Assignment, Policy
-from serving.scheduling.queue import WorkItem
-from serving.telemetry.metrics import Metrics
+from bertserve.serving.errors import BertserveError, Overloaded
+from bertserve.serving.inference.dispatcher import Dispatcher
+from bertserve.serving.inference.requests import Outcome, Timings
+from bertserve.serving.lifecycle import State
+from bertserve.serving.records import EncodedText, ModelIndex
+from bertserve.serving.scheduling.admission import AdmissionLimits, Permit
+from bertserve.serving.scheduling.batcher import Assignment, Policy
+from bertserve.serving.scheduling.queue import WorkItem
+from bertserve.serving.telemetry.metrics import Metrics
 from tests.support.costs import constant, model_costs
 from tests.support.schedulers import submit
 from tests.support.virtual_time import now, virtually

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.inference.requests import Outcome, Timings
-from serving.telemetry.metrics import Metrics
-from serving.telemetry.recent import STEP_S, STEPS, Recent, upper_bound
+from bertserve.serving.inference.requests import Outcome, Timings
+from bertserve.serving.telemetry.metrics import Metrics
+from bertserve.serving.telemetry.recent import STEP_S, STEPS, Recent, upper_bound
 
 
 class Clock:

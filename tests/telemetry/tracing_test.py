@@ -12,9 +12,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
-from serving.inference.requests import RequestTrace
-from serving.telemetry.requests import SpanCounts
-from serving.telemetry.tracing import SpanSender, make_spans
+from bertserve.serving.inference.requests import RequestTrace
+from bertserve.serving.telemetry.requests import SpanCounts
+from bertserve.serving.telemetry.tracing import SpanSender, make_spans
 from tests.support.collector import Collector
 from tests.support.server import free_port
 from tests.support.waiting import wait_for

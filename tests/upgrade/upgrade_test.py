@@ -23,13 +23,13 @@ import yaml
 from sentence_transformers import SentenceTransformer
 
 import bertserve
-from serving import errors, options
-from serving.errors import StartupError
-from serving.http.app import PROTOCOLS
-from serving.http.openapi import docs_router
-from serving.rollout.model_export import home_of
-from serving.settings import Settings, flag_of, variable_of
-from serving.telemetry import catalogue
+from bertserve.serving import errors, options
+from bertserve.serving.errors import StartupError
+from bertserve.serving.http.app import PROTOCOLS
+from bertserve.serving.http.openapi import docs_router
+from bertserve.serving.rollout.model_export import home_of
+from bertserve.serving.settings import Settings, flag_of, variable_of
+from bertserve.serving.telemetry import catalogue
 from tests.support import descriptions
 from tests.support.certificates import Certificates
 from tests.support.clients import HttpConnection, ask

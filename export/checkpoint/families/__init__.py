@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from export.checkpoint.families import (
+from bertserve.export.checkpoint.families import (
     albert,
     bert,
     camembert,
@@ -27,7 +27,7 @@ from export.checkpoint.families import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from export.checkpoint.families.family import Family
+    from bertserve.export.checkpoint.families.family import Family
 
 _ALL = (
     bert.FAMILY,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from export.checkpoint.families.family import (
+from bertserve.export.checkpoint.families.family import (
     BERT_FIXED,
     BERT_SIZES,
     PLAIN_ATTENTION_LAYER,

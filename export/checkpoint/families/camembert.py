@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from export.checkpoint.families import roberta
+from bertserve.export.checkpoint.families import roberta
 
 FAMILY = replace(roberta.FAMILY, model_type="camembert", stem="Camembert")

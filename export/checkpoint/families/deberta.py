@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from export.checkpoint.families import deberta_v2
-from export.checkpoint.families.family import BERT_SETTINGS, FIXED
+from bertserve.export.checkpoint.families import deberta_v2
+from bertserve.export.checkpoint.families.family import BERT_SETTINGS, FIXED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from export.checkpoint.families.family import (
+from bertserve.export.checkpoint.families.family import (
     BERT_SETTINGS,
     BERT_SIZES,
     FIXED,

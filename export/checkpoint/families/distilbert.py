@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from export.checkpoint.families.family import FIXED, WORD_EMBEDDING, Family
+from bertserve.export.checkpoint.families.family import FIXED, WORD_EMBEDDING, Family
 
 
 def _word_logits(model: Any, hidden: Any) -> Any:  # noqa: ANN401  PyTorch's, which is not imported here

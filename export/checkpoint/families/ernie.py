@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from export.checkpoint.families import bert
-from export.checkpoint.families.family import BERT_FIXED
+from bertserve.export.checkpoint.families import bert
+from bertserve.export.checkpoint.families.family import BERT_FIXED
 
 FAMILY = replace(
     bert.FAMILY,

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from export.errors import ExportError
-from serving.tasks import TASKS
+from bertserve.export.errors import ExportError
+from bertserve.serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

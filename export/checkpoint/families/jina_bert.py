@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from export.checkpoint.families import bert
-from export.checkpoint.families.family import PLAIN_ATTENTION_LAYER
+from bertserve.export.checkpoint.families import bert
+from bertserve.export.checkpoint.families.family import PLAIN_ATTENTION_LAYER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from export.checkpoint.families import bert
+from bertserve.export.checkpoint.families import bert
 
 FAMILY = replace(
     bert.FAMILY,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from export.checkpoint.families import rope
-from export.checkpoint.families.family import BERT_SIZES, FIXED, HEAD_ACTIVATIONS, Family, require
+from bertserve.export.checkpoint.families import rope
+from bertserve.export.checkpoint.families.family import BERT_SIZES, FIXED, HEAD_ACTIVATIONS, Family, require
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

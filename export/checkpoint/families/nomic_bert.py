@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from export.checkpoint.families import rope
-from export.checkpoint.families.family import (
+from bertserve.export.checkpoint.families import rope
+from bertserve.export.checkpoint.families.family import (
     BERT_FIXED,
     BERT_SETTINGS,
     BERT_SIZES,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from export.checkpoint.families.family import BERT_FIXED, BERT_SIZES, WORD_EMBEDDING, Family
+from bertserve.export.checkpoint.families.family import BERT_FIXED, BERT_SIZES, WORD_EMBEDDING, Family
 
 FAMILY = Family(
     model_type="roberta",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from export.checkpoint.families.family import require
+from bertserve.export.checkpoint.families.family import require
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from export.checkpoint import weights
-from export.checkpoint.layouts import google_bert, megatron
-from export.errors import ExportError
+from bertserve.export.checkpoint import weights
+from bertserve.export.checkpoint.layouts import google_bert, megatron
+from bertserve.export.errors import ExportError
 
 if TYPE_CHECKING:
-    from export.checkpoint.folder import Folder
-    from export.checkpoint.layouts.case import Case
+    from bertserve.export.checkpoint.folder import Folder
+    from bertserve.export.checkpoint.layouts.case import Case
 
 _READERS = (google_bert.read, megatron.read)
 

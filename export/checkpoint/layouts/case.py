@@ -5,10 +5,10 @@ from __future__ import annotations
 import string
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from export.errors import ExportError
+from bertserve.export.errors import ExportError
 
 if TYPE_CHECKING:
-    from export.checkpoint.folder import Folder
+    from bertserve.export.checkpoint.folder import Folder
 
 Case: TypeAlias = Literal["cased", "uncased"]
 CASES: tuple[Case, ...] = get_args(Case)

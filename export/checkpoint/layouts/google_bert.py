@@ -12,18 +12,18 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from export.checkpoint.folder import Imported
-from export.checkpoint.layouts import tensor_bundle
-from export.checkpoint.layouts.case import tokenizer_settings
-from export.errors import ExportError
+from bertserve.export.checkpoint.folder import Imported
+from bertserve.export.checkpoint.layouts import tensor_bundle
+from bertserve.export.checkpoint.layouts.case import tokenizer_settings
+from bertserve.export.errors import ExportError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from export.checkpoint.folder import Folder
-    from export.checkpoint.layouts.case import Case
-    from export.checkpoint.safetensors_file import Bits, Tensor
+    from bertserve.export.checkpoint.folder import Folder
+    from bertserve.export.checkpoint.layouts.case import Case
+    from bertserve.export.checkpoint.safetensors_file import Bits, Tensor
 
 _SETTINGS = "bert_config.json"
 _STATE = "checkpoint"

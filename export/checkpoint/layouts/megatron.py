@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from export.checkpoint import safetensors_file
-from export.checkpoint.folder import Imported
-from export.checkpoint.layouts.case import tokenizer_settings
-from export.checkpoint.weights import unpickle
-from export.errors import ExportError
+from bertserve.export.checkpoint import safetensors_file
+from bertserve.export.checkpoint.folder import Imported
+from bertserve.export.checkpoint.layouts.case import tokenizer_settings
+from bertserve.export.checkpoint.weights import unpickle
+from bertserve.export.errors import ExportError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from export.checkpoint.folder import Folder
-    from export.checkpoint.layouts.case import Case
-    from export.checkpoint.safetensors_file import Bits, Tensor
+    from bertserve.export.checkpoint.folder import Folder
+    from bertserve.export.checkpoint.layouts.case import Case
+    from bertserve.export.checkpoint.safetensors_file import Bits, Tensor
 
 _TRACKER = "latest_checkpointed_iteration.txt"
 _RELEASE = "release"

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from export.checkpoint.layouts.tensor_bundle_pb2 import BundleEntry, BundleHeader
-from export.checkpoint.safetensors_file import Tensor, unsigned
-from export.errors import ExportError
+from bertserve.export.checkpoint.layouts.tensor_bundle_pb2 import BundleEntry, BundleHeader
+from bertserve.export.checkpoint.safetensors_file import Tensor, unsigned
+from bertserve.export.errors import ExportError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from export.checkpoint.safetensors_file import Bits
+    from bertserve.export.checkpoint.safetensors_file import Bits
 
 INDEX = ".index"
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from serving.tasks.base import TaskOptions
+    from bertserve.serving.tasks.base import TaskOptions
 
 FEW = 4
 """Number of texts for a form other than the usual one."""

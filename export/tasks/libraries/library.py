@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from export.checkpoint.reader import Checkpoint
-    from export.tasks.libraries.answers import Answer, Form
-    from export.texts.corpus import Text
+    from bertserve.export.checkpoint.reader import Checkpoint
+    from bertserve.export.tasks.libraries.answers import Answer, Form
+    from bertserve.export.texts.corpus import Text
 
     Tokens = tuple[list[int], list[int]]
 

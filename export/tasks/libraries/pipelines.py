@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from export.tasks.libraries.answers import NEAR, Answer
-from export.tasks.libraries.library import Library
+from bertserve.export.tasks.libraries.answers import NEAR, Answer
+from bertserve.export.tasks.libraries.library import Library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from export.checkpoint.reader import Checkpoint
-    from export.texts.corpus import Text
+    from bertserve.export.checkpoint.reader import Checkpoint
+    from bertserve.export.texts.corpus import Text
 
     Shake = Callable[[torch.Tensor], torch.Tensor]
 

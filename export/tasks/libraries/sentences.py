@@ -6,15 +6,15 @@ import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from export.tasks.libraries.library import Library, tokens
+from bertserve.export.tasks.libraries.library import Library, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from export.checkpoint.reader import Checkpoint
-    from export.tasks.libraries.library import Tokens
-    from export.texts.corpus import Text
+    from bertserve.export.checkpoint.reader import Checkpoint
+    from bertserve.export.tasks.libraries.library import Tokens
+    from bertserve.export.texts.corpus import Text
 
 BATCH = 1
 """Texts at once: padding would overwrite a text's own padding tokens, and may change any answer that depends on it."""

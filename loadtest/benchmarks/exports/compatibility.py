@@ -13,21 +13,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from export.checkpoint import modules, multi_vector, pooling, sparse
-from export.checkpoint.families import FAMILIES, TOLD
-from export.checkpoint.families.family import ACTIVATIONS, ALIASES, FIXED, READ
-from export.errors import ExportError
-from export.recipe import FORMS
-from loadtest.benchmarks.exports import popular_models, random_checkpoints
-from loadtest.benchmarks.runner import Benchmark, Option
-from loadtest.benchmarks.show import filled, rendered
-from serving.host import available_cpus, installed, processor
-from serving.tasks import TASKS
+from bertserve.export.checkpoint import modules, multi_vector, pooling, sparse
+from bertserve.export.checkpoint.families import FAMILIES, TOLD
+from bertserve.export.checkpoint.families.family import ACTIVATIONS, ALIASES, FIXED, READ
+from bertserve.export.errors import ExportError
+from bertserve.export.recipe import FORMS
+from bertserve.loadtest.benchmarks.exports import popular_models, random_checkpoints
+from bertserve.loadtest.benchmarks.runner import Benchmark, Option
+from bertserve.loadtest.benchmarks.show import filled, rendered
+from bertserve.serving.host import available_cpus, installed, processor
+from bertserve.serving.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from loadtest.benchmarks.store import Step, Store
+    from bertserve.loadtest.benchmarks.store import Step, Store
 
 _PACKAGES = ("onnxruntime", "openvino", "tensorrt_rtx_cu13", "torch", "transformers")
 _WORDS = {"fp32": "fp32", "fp16": "fp16", "int8": "INT8", "int8-openvino": "OpenVINO INT8"}
@@ -79,7 +79,7 @@ class CompatibilityBenchmark(Benchmark):
 
     def steps(self) -> Iterator[Step]:
         # Imports PyTorch, which the tables do without.
-        from loadtest.benchmarks.exports.compatibility_runs import measure  # noqa: PLC0415
+        from bertserve.loadtest.benchmarks.exports.compatibility_runs import measure  # noqa: PLC0415
 
         for name in FAMILIES:
             yield name, partial(_kept, partial(measure, name, "embed", self._sizes, self.options.rounds))

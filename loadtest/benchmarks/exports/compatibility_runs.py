@@ -9,28 +9,28 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from export.build import comparator_of
-from export.checkpoint.families import FAMILIES
-from export.checkpoint.reader import open_checkpoint
-from export.checkpoint.source import find
-from export.engines import tensorrt
-from export.errors import ExportError
-from export.graph import editor, optimize, task_model
-from export.precision import emulation, half, int8
-from export.progress import Progress, quiet
-from export.proof import parity
-from export.proof.engine import open_engine
-from export.recipe import FORMS, Recipe
-from export.texts import corpus
-from loadtest.benchmarks.exports import random_checkpoints
+from bertserve.export.build import comparator_of
+from bertserve.export.checkpoint.families import FAMILIES
+from bertserve.export.checkpoint.reader import open_checkpoint
+from bertserve.export.checkpoint.source import find
+from bertserve.export.engines import tensorrt
+from bertserve.export.errors import ExportError
+from bertserve.export.graph import editor, optimize, task_model
+from bertserve.export.precision import emulation, half, int8
+from bertserve.export.progress import Progress, quiet
+from bertserve.export.proof import parity
+from bertserve.export.proof.engine import open_engine
+from bertserve.export.recipe import FORMS, Recipe
+from bertserve.export.texts import corpus
+from bertserve.loadtest.benchmarks.exports import random_checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from export.checkpoint.reader import Checkpoint
-    from loadtest.benchmarks.exports.random_checkpoints import Sizes
-    from serving.engine.base import Engine
-    from serving.records import EncodedText
+    from bertserve.export.checkpoint.reader import Checkpoint
+    from bertserve.loadtest.benchmarks.exports.random_checkpoints import Sizes
+    from bertserve.serving.engine.base import Engine
+    from bertserve.serving.records import EncodedText
 
 LENGTHS = (32, 128)
 """Lengths of the timed texts, in tokens; the second is the longest that an artifact supports."""

@@ -1,6 +1,6 @@
 """Measures what artifacts are worth and what an export costs: runs real exports and writes the page of their figures.
 
-    python -m loadtest.benchmarks.exports exports --labelled demo=stsb-test.csv minilm-sst2=sst2-test.tsv
+    python -m bertserve.loadtest.benchmarks.exports exports --labelled demo=stsb-test.csv minilm-sst2=sst2-test.tsv
 
 Each export is `bertserve export` in a process of its own, with every artifact that this machine can run. All limits
 are waived: a figure beyond its limit stands on the page with the limit's name and does not end the run.
@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from export.errors import ExportError
-from export.recipe import FORMS, WAIVABLE
-from loadtest.benchmarks.exports import random_checkpoints
-from loadtest.benchmarks.runner import Benchmark, Option
-from loadtest.errors import BenchError
-from serving.children import module_command
-from serving.host import installed
-from serving.models.bundle import open_bundle
+from bertserve.export.errors import ExportError
+from bertserve.export.recipe import FORMS, WAIVABLE
+from bertserve.loadtest.benchmarks.exports import random_checkpoints
+from bertserve.loadtest.benchmarks.runner import Benchmark, Option
+from bertserve.loadtest.errors import BenchError
+from bertserve.serving.children import module_command
+from bertserve.serving.host import installed
+from bertserve.serving.models.bundle import open_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loadtest.benchmarks.store import Step, Store
+    from bertserve.loadtest.benchmarks.store import Step, Store
 
 _RANDOM_FORMS = ("fp32", "int8", "fp16")
 _PACKAGES = ("onnxruntime", "openvino", "tensorrt_rtx_cu13", "torch", "transformers")

@@ -16,10 +16,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from export.errors import ExportError
-from export.recipe import WAIVABLE
-from loadtest.benchmarks.exports import encoder_kernels
-from loadtest.benchmarks.exports.gpu_cells import (
+from bertserve.export.errors import ExportError
+from bertserve.export.recipe import WAIVABLE
+from bertserve.loadtest.benchmarks.exports import encoder_kernels
+from bertserve.loadtest.benchmarks.exports.gpu_cells import (
     COMPARED,
     LENGTHS,
     MAX_TOKENS,
@@ -31,23 +31,23 @@ from loadtest.benchmarks.exports.gpu_cells import (
     prepare,
     torch_cells,
 )
-from loadtest.benchmarks.runner import Benchmark, Option
-from loadtest.benchmarks.server_process import BertServer, program
-from loadtest.benchmarks.turns import measure_round
-from loadtest.errors import BenchError
-from loadtest.generator.client import GRPC
-from serving.engine.gpu import cuda_driver, discovery
-from serving.engine.gpu.cuda import Device
-from serving.engine.gpu.model import SIZES
-from serving.errors import BundleError
-from serving.host import available_cpus, installed, installing
+from bertserve.loadtest.benchmarks.runner import Benchmark, Option
+from bertserve.loadtest.benchmarks.server_process import BertServer, program
+from bertserve.loadtest.benchmarks.turns import measure_round
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.client import GRPC
+from bertserve.serving.engine.gpu import cuda_driver, discovery
+from bertserve.serving.engine.gpu.cuda import Device
+from bertserve.serving.engine.gpu.model import SIZES
+from bertserve.serving.errors import BundleError
+from bertserve.serving.host import available_cpus, installed, installing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from loadtest.benchmarks.exports.gpu_cells import Prepared
-    from loadtest.benchmarks.store import Step, Store
-    from serving.engine.gpu.discovery import Machine
+    from bertserve.loadtest.benchmarks.exports.gpu_cells import Prepared
+    from bertserve.loadtest.benchmarks.store import Step, Store
+    from bertserve.serving.engine.gpu.discovery import Machine
 
 BUDGET_S = 460.0
 MODELS = {"base": encoder_kernels.BASE, "large": encoder_kernels.LARGE}

@@ -10,28 +10,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from export.checkpoint.reader import open_checkpoint
-from export.checkpoint.source import find
-from export.engines import tensorrt
-from export.graph import optimize
-from export.precision import half
-from export.progress import quiet
-from loadtest.benchmarks.exports import encoder_kernels, random_checkpoints
-from loadtest.report.sample import percentile
-from serving.engine.base import Batch
-from serving.engine.gpu.model import SIZES
-from serving.engine.gpu.tensorrt import TensorRtBackend
-from serving.records import EncodedText, ModelIndex
+from bertserve.export.checkpoint.reader import open_checkpoint
+from bertserve.export.checkpoint.source import find
+from bertserve.export.engines import tensorrt
+from bertserve.export.graph import optimize
+from bertserve.export.precision import half
+from bertserve.export.progress import quiet
+from bertserve.loadtest.benchmarks.exports import encoder_kernels, random_checkpoints
+from bertserve.loadtest.report.sample import percentile
+from bertserve.serving.engine.base import Batch
+from bertserve.serving.engine.gpu.model import SIZES
+from bertserve.serving.engine.gpu.tensorrt import TensorRtBackend
+from bertserve.serving.records import EncodedText, ModelIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from export.checkpoint.reader import Checkpoint
-    from serving.engine.base import Backend
-    from serving.engine.gpu.cuda import Device
-    from serving.engine.gpu.discovery import Machine
-    from serving.engine.specs import EngineBuild, ModelSpec
+    from bertserve.export.checkpoint.reader import Checkpoint
+    from bertserve.serving.engine.base import Backend
+    from bertserve.serving.engine.gpu.cuda import Device
+    from bertserve.serving.engine.gpu.discovery import Machine
+    from bertserve.serving.engine.specs import EngineBuild, ModelSpec
 
 LENGTHS = (16, 32, 64, 128, 256, 384)
 COMPARED = ((1, 16), (1, 128), (8, 128), (32, 128))
@@ -111,14 +111,14 @@ class Prepared(NamedTuple):
 
     def spec(self, path: Path, build: EngineBuild | None = None) -> ModelSpec:
         """One of its files, as engines load it."""
-        from export.graph.task_model import spec_of  # noqa: PLC0415  imports PyTorch
+        from bertserve.export.graph.task_model import spec_of  # noqa: PLC0415  imports PyTorch
 
         return msgspec.structs.replace(spec_of(self.checkpoint, path), build=build)
 
 
 def prepare(size: str, folder: Path) -> Prepared:
     """Writes the fp16 graphs of a random BERT."""
-    from export.graph import task_model  # noqa: PLC0415  brings PyTorch
+    from bertserve.export.graph import task_model  # noqa: PLC0415  brings PyTorch
 
     folder.mkdir(parents=True)
     source = random_checkpoints.write(folder / "checkpoint", "bert", "embed", random_checkpoints.WHOLE[size])
@@ -136,7 +136,7 @@ def engines(machine: Machine, model: Prepared, device: Device) -> Iterator[tuple
     """Loaders by name, one for each way to run a model; loading raises if this machine lacks it."""
 
     def ort_cuda() -> Backend:
-        from serving.engine.gpu.ort_cuda import OrtCudaBackend  # noqa: PLC0415  needs its library
+        from bertserve.serving.engine.gpu.ort_cuda import OrtCudaBackend  # noqa: PLC0415  needs its library
 
         return OrtCudaBackend([model.spec(model.fused)], device, MAX_TOKENS)
 
@@ -172,7 +172,7 @@ def engine_cells(backend: Backend, vocabulary: int, until: float) -> list[Cell]:
 
 def torch_cells(torch: Any, prepared: Prepared, until: float) -> dict[str, list[Cell]]:  # noqa: ANN401  a module
     """PyTorch's times on the compared shapes: eager, and compiled with CUDA graphs."""
-    from export.graph import task_model  # noqa: PLC0415  brings PyTorch
+    from bertserve.export.graph import task_model  # noqa: PLC0415  brings PyTorch
 
     model = task_model.load(prepared.checkpoint).half().cuda().eval()
     found: dict[str, list[Cell]] = {"eager": [], "torch.compile": []}

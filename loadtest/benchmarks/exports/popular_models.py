@@ -10,13 +10,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from export.checkpoint.reader import open_checkpoint
-from export.checkpoint.source import Source
-from export.errors import ExportError
-from loadtest.benchmarks.exports.random_checkpoints import write_tokenizer
+from bertserve.export.checkpoint.reader import open_checkpoint
+from bertserve.export.checkpoint.source import Source
+from bertserve.export.errors import ExportError
+from bertserve.loadtest.benchmarks.exports.random_checkpoints import write_tokenizer
 
 if TYPE_CHECKING:
-    from export.checkpoint.labels import Asked
+    from bertserve.export.checkpoint.labels import Asked
 
 _TOKENIZER = {"vocab_size": 2000, "pad_token_id": 0}
 """The start of the demo model's vocabulary, which replaces each model's own: only the settings matter here.
@@ -51,7 +51,7 @@ class Model:
 
 def read() -> list[Model]:
     """The models of `popular_models.jsonl`."""
-    lines = (importlib.resources.files("loadtest.benchmarks.exports") / "popular_models.jsonl").read_text(
+    lines = (importlib.resources.files("bertserve.loadtest.benchmarks.exports") / "popular_models.jsonl").read_text(
         encoding="utf-8"
     )
     return [Model(**json.loads(line)) for line in lines.splitlines()]

@@ -9,10 +9,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from export.checkpoint.families import FAMILIES
-from export.checkpoint.reader import open_checkpoint
-from export.checkpoint.source import DEMO, find
-from export.errors import ExportError
+from bertserve.export.checkpoint.families import FAMILIES
+from bertserve.export.checkpoint.reader import open_checkpoint
+from bertserve.export.checkpoint.source import DEMO, find
+from bertserve.export.errors import ExportError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -143,7 +143,7 @@ def _save(folder: Path, model: Any, model_type: str) -> None:  # noqa: ANN401  o
 
 def _change(folder: Path, model: Any, model_type: str, task: str) -> None:  # noqa: ANN401  of Transformers
     """Changes a Transformers model into the variant built here."""
-    from export.graph import architectures  # noqa: PLC0415  brings PyTorch
+    from bertserve.export.graph import architectures  # noqa: PLC0415  brings PyTorch
 
     _save(folder, model, model_type)
     architectures.adapt(model, open_checkpoint(find(str(folder)), None, lambda _: None, task))

@@ -7,9 +7,9 @@ import signal
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from export.pages.plots import Bars, as_file
-from loadtest.benchmarks.peers import who
-from loadtest.benchmarks.peers.who import (
+from bertserve.export.pages.plots import Bars, as_file
+from bertserve.loadtest.benchmarks.peers import who
+from bertserve.loadtest.benchmarks.peers.who import (
     BEST,
     DYNAMIC,
     GRPC_NAME,
@@ -25,20 +25,20 @@ from loadtest.benchmarks.peers.who import (
     V2,
     subjects,
 )
-from loadtest.benchmarks.turns import Samples, Turn, idle_percent, send_signal
-from loadtest.errors import BenchError
-from loadtest.generator.client import GRPC
-from loadtest.generator.workload import find_bundle, make_texts
-from serving import host
+from bertserve.loadtest.benchmarks.turns import Samples, Turn, idle_percent, send_signal
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.client import GRPC
+from bertserve.loadtest.generator.workload import find_bundle, make_texts
+from bertserve.serving import host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from loadtest.benchmarks.peers.who import Subject
-    from loadtest.benchmarks.server_process import ServerProcess
-    from loadtest.benchmarks.store import Step, Store
-    from loadtest.generator.child import Child
-    from loadtest.generator.workload import Text
+    from bertserve.loadtest.benchmarks.peers.who import Subject
+    from bertserve.loadtest.benchmarks.server_process import ServerProcess
+    from bertserve.loadtest.benchmarks.store import Step, Store
+    from bertserve.loadtest.generator.child import Child
+    from bertserve.loadtest.generator.workload import Text
 
 _TEXTS, _COMPARED_TEXTS, _ASK_S = 200, 8, 120.0
 _MIN_COSINE = {"fp32": 0.9999, "INT8": 0.95}

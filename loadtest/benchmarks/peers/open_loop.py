@@ -13,20 +13,20 @@ from functools import cached_property, partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from export.pages.plots import Axis, Lines, Series, as_file
-from loadtest.benchmarks.drive import block, closed_loop, drive, even, mixed_texts
-from loadtest.benchmarks.peers.who import ENGINES, OPEN_LOOP, OPENVINO, ORT, OURS, QUEUE_MS, PeerBenchmark
-from loadtest.benchmarks.server_process import HOST
-from loadtest.benchmarks.turns import send_signal, thawed
-from loadtest.generator.messages import Target
-from loadtest.report.sample import Spread
+from bertserve.export.pages.plots import Axis, Lines, Series, as_file
+from bertserve.loadtest.benchmarks.drive import block, closed_loop, drive, even, mixed_texts
+from bertserve.loadtest.benchmarks.peers.who import ENGINES, OPEN_LOOP, OPENVINO, ORT, OURS, QUEUE_MS, PeerBenchmark
+from bertserve.loadtest.benchmarks.server_process import HOST
+from bertserve.loadtest.benchmarks.turns import send_signal, thawed
+from bertserve.loadtest.generator.messages import Target
+from bertserve.loadtest.report.sample import Spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loadtest.benchmarks.drive import Workload
-    from loadtest.benchmarks.server_process import ServerProcess
-    from loadtest.benchmarks.store import Step, Store
+    from bertserve.loadtest.benchmarks.drive import Workload
+    from bertserve.loadtest.benchmarks.server_process import ServerProcess
+    from bertserve.loadtest.benchmarks.store import Step, Store
 
 DEADLINE_MS = 250
 """Deadline of the clients; a later answer is useless."""

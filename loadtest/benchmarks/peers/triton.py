@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadtest.benchmarks.server_process import HOST, ServerProcess, free_ports, isolated
-from loadtest.errors import BenchError
+from bertserve.loadtest.benchmarks.server_process import HOST, ServerProcess, free_ports, isolated
+from bertserve.loadtest.errors import BenchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from loadtest.generator.workload import Bundle
+    from bertserve.loadtest.generator.workload import Bundle
 
 _MODEL = Path(__file__).parent / "inside" / "triton_model.py"
 _CONFIG = """\

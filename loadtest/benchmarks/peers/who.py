@@ -12,18 +12,18 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from loadtest.benchmarks.peers.triton import TritonModel, TritonServer
-from loadtest.benchmarks.runner import Benchmark, Option
-from loadtest.benchmarks.server_process import HOST, BertServer, ServerProcess, free_ports, isolated
-from loadtest.errors import BenchError
-from loadtest.generator.client import GRPC
-from loadtest.generator.workload import find_bundle
-from serving.host import available_cpus
+from bertserve.loadtest.benchmarks.peers.triton import TritonModel, TritonServer
+from bertserve.loadtest.benchmarks.runner import Benchmark, Option
+from bertserve.loadtest.benchmarks.server_process import HOST, BertServer, ServerProcess, free_ports, isolated
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.client import GRPC
+from bertserve.loadtest.generator.workload import find_bundle
+from bertserve.serving.host import available_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from loadtest.generator.workload import Bundle
+    from bertserve.loadtest.generator.workload import Bundle
 
 ONE, MANY = 1, 32
 """Connections at which latency and throughput are measured."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from serving.engine.base import ANY_BATCH, BatchOutput, LaneKind, lanes_for
-from serving.engine.batches import finite_rows
-from serving.errors import EngineFault
+from bertserve.serving.engine.base import ANY_BATCH, BatchOutput, LaneKind, lanes_for
+from bertserve.serving.engine.batches import finite_rows
+from bertserve.serving.errors import EngineFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from serving.engine.base import Batch, Runner
-    from serving.engine.specs import ModelSpec
-    from serving.records import Array
-    from serving.scheduling.cost import CostPoint
+    from bertserve.serving.engine.base import Batch, Runner
+    from bertserve.serving.engine.specs import ModelSpec
+    from bertserve.serving.records import Array
+    from bertserve.serving.scheduling.cost import CostPoint
 
 
 class LaneModel(Protocol):

@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from serving.engine.base import Batch
-from serving.engine.batches import sample_text
-from serving.engine.cpu import openvino, ort
-from serving.engine.cpu.backend import CpuBackend
-from serving.engine.specs import KernelFiles
-from serving.errors import BundleError, EngineFault
-from serving.records import ModelIndex
-from serving.scheduling.cost import BUCKETS, GROUP_TOKENS, bucket_index
+from bertserve.serving.engine.base import Batch
+from bertserve.serving.engine.batches import sample_text
+from bertserve.serving.engine.cpu import openvino, ort
+from bertserve.serving.engine.cpu.backend import CpuBackend
+from bertserve.serving.engine.specs import KernelFiles
+from bertserve.serving.errors import BundleError, EngineFault
+from bertserve.serving.records import ModelIndex
+from bertserve.serving.scheduling.cost import BUCKETS, GROUP_TOKENS, bucket_index
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from serving.engine.cpu.backend import LaneModel
-    from serving.engine.specs import ModelSpec
-    from serving.records import Array
-    from serving.scheduling.cost import CostPoint
+    from bertserve.serving.engine.cpu.backend import LaneModel
+    from bertserve.serving.engine.specs import ModelSpec
+    from bertserve.serving.records import Array
+    from bertserve.serving.scheduling.cost import CostPoint
 
 log = logging.getLogger("bertserve.engine")
 

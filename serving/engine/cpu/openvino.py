@@ -19,21 +19,21 @@ import msgspec
 import numpy as np
 import openvino as ov
 
-from serving import host
-from serving.engine.base import check_interface, read_artifact, verified_bytes, write_kernels
-from serving.engine.batches import Padder
-from serving.engine.cpu.backend import CpuBackend
-from serving.errors import BundleError, EngineFault
-from serving.records import IDS, MASK, POSITIONS
+from bertserve.serving import host
+from bertserve.serving.engine.base import check_interface, read_artifact, verified_bytes, write_kernels
+from bertserve.serving.engine.batches import Padder
+from bertserve.serving.engine.cpu.backend import CpuBackend
+from bertserve.serving.errors import BundleError, EngineFault
+from bertserve.serving.records import IDS, MASK, POSITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from serving.engine.base import Batch
-    from serving.engine.batches import Tensors
-    from serving.engine.specs import KernelFiles, ModelSpec
-    from serving.records import Array, TensorSpec
-    from serving.scheduling.cost import CostPoint
+    from bertserve.serving.engine.base import Batch
+    from bertserve.serving.engine.batches import Tensors
+    from bertserve.serving.engine.specs import KernelFiles, ModelSpec
+    from bertserve.serving.records import Array, TensorSpec
+    from bertserve.serving.scheduling.cost import CostPoint
 
 log = logging.getLogger("bertserve.engine")
 

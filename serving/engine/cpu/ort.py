@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from serving import host
-from serving.engine.base import Batch, check_interface, verified_bytes
-from serving.engine.batches import Padder, sample_text
-from serving.engine.cpu.backend import CpuBackend
-from serving.errors import BundleError, EngineFault
-from serving.records import ModelIndex
+from bertserve.serving import host
+from bertserve.serving.engine.base import Batch, check_interface, verified_bytes
+from bertserve.serving.engine.batches import Padder, sample_text
+from bertserve.serving.engine.cpu.backend import CpuBackend
+from bertserve.serving.errors import BundleError, EngineFault
+from bertserve.serving.records import ModelIndex
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.engine.specs import ModelSpec
-    from serving.records import Array
+    from bertserve.serving.engine.specs import ModelSpec
+    from bertserve.serving.records import Array
 
 VERSION = str(ort.__version__)
 

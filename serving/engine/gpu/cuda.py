@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 
-from serving.engine.base import DeviceLost
-from serving.engine.gpu.cuda_driver import CudaError
+from bertserve.serving.engine.base import DeviceLost
+from bertserve.serving.engine.gpu.cuda_driver import CudaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.engine.gpu.cuda_driver import Driver
-    from serving.records import Array
+    from bertserve.serving.engine.gpu.cuda_driver import Driver
+    from bertserve.serving.records import Array
 
 log = logging.getLogger("bertserve.engine")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from serving.engine.specs import Gpu
+from bertserve.serving.engine.specs import Gpu
 
 Native = Any
 """A module or an object of the bindings, which are untyped."""

@@ -1,7 +1,7 @@
 """GPU discovery: the GPUs of this machine and the libraries that can use them, in a separate process.
 
 A driver that hangs or a library that crashes then affects that process alone. The server never starts CUDA, which would
-take memory on each GPU. `python -m serving.engine.gpu.discovery` is that process: it prints one JSON object.
+take memory on each GPU. `python -m bertserve.serving.engine.gpu.discovery` is that process: it prints one JSON object.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from serving.children import module_command
-from serving.engine.gpu import cuda_driver, tensorrt_library
-from serving.engine.specs import Gpu  # noqa: TC001  read at run time by msgspec
-from serving.host import installing
+from bertserve.serving.children import module_command
+from bertserve.serving.engine.gpu import cuda_driver, tensorrt_library
+from bertserve.serving.engine.specs import Gpu  # noqa: TC001  read at run time by msgspec
+from bertserve.serving.host import installing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,7 +93,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 def look(limit_s: float = LIMIT_S) -> Machine:
     """Examines this machine in a separate process; never fails, and takes at most `limit_s`."""
-    command = module_command("serving.engine.gpu.discovery")
+    command = module_command("bertserve.serving.engine.gpu.discovery")
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
         answer, _ = process.communicate(timeout=limit_s)
@@ -132,7 +132,7 @@ def examine() -> Machine:
 def _onnx_runtime() -> Library:
     try:
         # This import fails if ONNX Runtime is not installed; the packages for CPUs and GPUs have the same module.
-        from serving.engine.cpu import ort  # noqa: PLC0415  needs its library
+        from bertserve.serving.engine.cpu import ort  # noqa: PLC0415  needs its library
     except ImportError as error:
         return Library(problem=f"ONNX Runtime is not installed ({error}); run `{installing('gpu')}`")
     if _PROVIDER not in ort.providers():

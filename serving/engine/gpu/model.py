@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from serving.engine.base import Batch, BatchOutput, LaneKind
-from serving.engine.batches import Padder, finite_rows
-from serving.engine.gpu.cuda import Buffer
-from serving.engine.gpu.cuda_driver import CudaError
-from serving.errors import BundleError, EngineFault
-from serving.records import IDS, MASK, POSITIONS
-from serving.scheduling.cost import BUCKETS
+from bertserve.serving.engine.base import Batch, BatchOutput, LaneKind
+from bertserve.serving.engine.batches import Padder, finite_rows
+from bertserve.serving.engine.gpu.cuda import Buffer
+from bertserve.serving.engine.gpu.cuda_driver import CudaError
+from bertserve.serving.errors import BundleError, EngineFault
+from bertserve.serving.records import IDS, MASK, POSITIONS
+from bertserve.serving.scheduling.cost import BUCKETS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from serving.engine.base import Runner
-    from serving.engine.batches import Tensors
-    from serving.engine.gpu.cuda import Device
-    from serving.engine.specs import ModelSpec
-    from serving.records import Array, TensorSpec
+    from bertserve.serving.engine.base import Runner
+    from bertserve.serving.engine.batches import Tensors
+    from bertserve.serving.engine.gpu.cuda import Device
+    from bertserve.serving.engine.specs import ModelSpec
+    from bertserve.serving.records import Array, TensorSpec
 
 log = logging.getLogger("bertserve.engine")
 

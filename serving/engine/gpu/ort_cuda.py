@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnxruntime as ort
 
-from serving.engine.base import verified_bytes
-from serving.engine.cpu.ort import (
+from bertserve.serving.engine.base import verified_bytes
+from bertserve.serving.engine.cpu.ort import (
     LOAD_ERRORS,
     LOG_ERRORS_ONLY,
     RUN_ERRORS,
@@ -20,7 +20,7 @@ from serving.engine.cpu.ort import (
     check_tensors,
     session_options,
 )
-from serving.engine.gpu.model import (
+from bertserve.serving.engine.gpu.model import (
     GpuBackend,
     GpuModel,
     ModelBuffers,
@@ -28,15 +28,15 @@ from serving.engine.gpu.model import (
     lengths_for,
     shapes_for,
 )
-from serving.errors import BundleError
-from serving.host import installing
+from bertserve.serving.errors import BundleError
+from bertserve.serving.host import installing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.engine.gpu.cuda import Device
-    from serving.engine.gpu.model import Shape
-    from serving.engine.specs import ModelSpec
+    from bertserve.serving.engine.gpu.cuda import Device
+    from bertserve.serving.engine.gpu.model import Shape
+    from bertserve.serving.engine.specs import ModelSpec
 
 __all__ = ["VERSION", "OrtCudaBackend"]
 

@@ -12,20 +12,20 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.engine.base import check_interface, read_artifact, write_kernels
-from serving.engine.gpu import tensorrt_library
-from serving.engine.gpu.model import MASK_SIZES, GpuBackend, GpuModel, ModelBuffers, ProgramError, shapes_for
-from serving.engine.specs import KernelFiles
-from serving.errors import BundleError
-from serving.host import command
+from bertserve.serving.engine.base import check_interface, read_artifact, write_kernels
+from bertserve.serving.engine.gpu import tensorrt_library
+from bertserve.serving.engine.gpu.model import MASK_SIZES, GpuBackend, GpuModel, ModelBuffers, ProgramError, shapes_for
+from bertserve.serving.engine.specs import KernelFiles
+from bertserve.serving.errors import BundleError
+from bertserve.serving.host import command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from serving.engine.gpu.cuda import Device
-    from serving.engine.gpu.model import Shape
-    from serving.engine.gpu.tensorrt_library import Native
-    from serving.engine.specs import EngineBuild, ModelSpec, ShapeProfile
+    from bertserve.serving.engine.gpu.cuda import Device
+    from bertserve.serving.engine.gpu.model import Shape
+    from bertserve.serving.engine.gpu.tensorrt_library import Native
+    from bertserve.serving.engine.specs import EngineBuild, ModelSpec, ShapeProfile
 
 log = logging.getLogger("bertserve.engine")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.engine.kinds.kind import EngineKind, EngineSetting
+    from bertserve.serving.engine.kinds.kind import EngineKind, EngineSetting
 
 _MODULES = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from serving import host
-from serving.engine.kinds.kind import EngineKind
+from bertserve.serving import host
+from bertserve.serving.engine.kinds.kind import EngineKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from serving.engine.base import Backend, EngineLoad
+    from bertserve.serving.engine.base import Backend, EngineLoad
 
 
 class Cpu(EngineKind):
@@ -39,7 +39,7 @@ class Cpu(EngineKind):
         return super().obstacle(targets, asked=asked)
 
     def open(self, load: EngineLoad) -> tuple[Backend, str]:
-        from serving.engine.cpu import hybrid  # noqa: PLC0415  see `EngineKind`
+        from bertserve.serving.engine.cpu import hybrid  # noqa: PLC0415  see `EngineKind`
 
         backend = hybrid.HybridCpuBackend(load.models, load.threads, load.costs, load.kernels)
         return backend, hybrid.VERSION

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from serving.engine.kinds.kind import EngineKind, EngineSetting
+from bertserve.serving.engine.kinds.kind import EngineKind, EngineSetting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serving.engine.base import Backend, EngineLoad
+    from bertserve.serving.engine.base import Backend, EngineLoad
 
 _FAULT = "[0-9]+:(nan|raise|exit|hang)"
 _TEXTS_MS = r"(?!1:)[1-9][0-9]{0,4}:[0-9]{1,5}(\.[0-9]+)?"
@@ -44,7 +44,7 @@ class Fake(EngineKind):
         return True
 
     def open(self, load: EngineLoad) -> tuple[Backend, str]:
-        from serving.engine.fake import FakeBackend, Fault  # noqa: PLC0415  see `EngineKind`
+        from bertserve.serving.engine.fake import FakeBackend, Fault  # noqa: PLC0415  see `EngineKind`
 
         told = {name: load.options.get(name, setting.default) for name, setting in self.settings.items()}
         faults = {int(token): Fault(fault) for token, fault in _pairs(told["fake_faults"])}

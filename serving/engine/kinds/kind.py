@@ -5,16 +5,16 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
-from serving.errors import BundleError
-from serving.host import installing
+from bertserve.serving.errors import BundleError
+from bertserve.serving.host import installing
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from serving.engine.base import Backend, EngineLoad
-    from serving.engine.gpu.cuda import Device
-    from serving.engine.gpu.discovery import Machine
-    from serving.engine.specs import Gpu, ModelSpec
+    from bertserve.serving.engine.base import Backend, EngineLoad
+    from bertserve.serving.engine.gpu.cuda import Device
+    from bertserve.serving.engine.gpu.discovery import Machine
+    from bertserve.serving.engine.specs import Gpu, ModelSpec
 
 
 class EngineSetting(NamedTuple):
@@ -136,8 +136,8 @@ class GpuKind(EngineKind):
     """INT8 is often no faster on GPUs, and always less accurate."""
 
     def open(self, load: EngineLoad) -> tuple[Backend, str]:
-        from serving.engine.gpu import cuda_driver  # noqa: PLC0415  see `EngineKind`
-        from serving.engine.gpu.cuda import Device  # noqa: PLC0415
+        from bertserve.serving.engine.gpu import cuda_driver  # noqa: PLC0415  see `EngineKind`
+        from bertserve.serving.engine.gpu.cuda import Device  # noqa: PLC0415
 
         try:
             device = Device(cuda_driver.load(), load.gpus[0] if load.gpus else 0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from serving.engine.kinds.kind import EngineKind
+from bertserve.serving.engine.kinds.kind import EngineKind
 
 if TYPE_CHECKING:
-    from serving.engine.base import Backend, EngineLoad
+    from bertserve.serving.engine.base import Backend, EngineLoad
 
 
 class OpenVino(EngineKind):
@@ -24,7 +24,7 @@ class OpenVino(EngineKind):
     forms = ("int8-openvino",)
 
     def open(self, load: EngineLoad) -> tuple[Backend, str]:
-        from serving.engine.cpu.openvino import VERSION, OpenVinoBackend  # noqa: PLC0415  see `EngineKind`
+        from bertserve.serving.engine.cpu.openvino import VERSION, OpenVinoBackend  # noqa: PLC0415  see `EngineKind`
 
         return OpenVinoBackend(load.models, load.threads), VERSION
 

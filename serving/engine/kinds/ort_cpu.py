@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from serving.engine.kinds.kind import EngineKind
+from bertserve.serving.engine.kinds.kind import EngineKind
 
 if TYPE_CHECKING:
-    from serving.engine.base import Backend, EngineLoad
+    from bertserve.serving.engine.base import Backend, EngineLoad
 
 
 class OrtCpu(EngineKind):
@@ -22,7 +22,7 @@ class OrtCpu(EngineKind):
     made_for = ("cpu",)
 
     def open(self, load: EngineLoad) -> tuple[Backend, str]:
-        from serving.engine.cpu import ort  # noqa: PLC0415  see `EngineKind`
+        from bertserve.serving.engine.cpu import ort  # noqa: PLC0415  see `EngineKind`
 
         return ort.OrtCpuBackend(load.models, load.threads), ort.VERSION
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from serving.engine.kinds.kind import GpuKind
+from bertserve.serving.engine.kinds.kind import GpuKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from serving.engine.base import Backend, EngineLoad
-    from serving.engine.gpu.cuda import Device
-    from serving.engine.gpu.discovery import Machine
-    from serving.engine.specs import Gpu, ModelSpec
+    from bertserve.serving.engine.base import Backend, EngineLoad
+    from bertserve.serving.engine.gpu.cuda import Device
+    from bertserve.serving.engine.gpu.discovery import Machine
+    from bertserve.serving.engine.specs import Gpu, ModelSpec
 
 
 class OrtCuda(GpuKind):
@@ -28,7 +28,7 @@ class OrtCuda(GpuKind):
         yield from map(self.cannot, machine.obstacles("ONNX Runtime", "ort-cuda", gpus[0]))
 
     def open_on(self, device: Device, load: EngineLoad) -> tuple[Backend, str]:
-        from serving.engine.gpu import ort_cuda  # noqa: PLC0415  see `EngineKind`
+        from bertserve.serving.engine.gpu import ort_cuda  # noqa: PLC0415  see `EngineKind`
 
         return ort_cuda.OrtCudaBackend(load.models, device, load.max_batch_tokens), ort_cuda.VERSION
 

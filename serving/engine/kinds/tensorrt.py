@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from serving.engine.kinds.kind import GpuKind
-from serving.host import command
+from bertserve.serving.engine.kinds.kind import GpuKind
+from bertserve.serving.host import command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from serving.engine.base import Backend, EngineLoad
-    from serving.engine.gpu.cuda import Device
-    from serving.engine.gpu.discovery import Machine
-    from serving.engine.specs import EngineBuild, Gpu, ModelSpec
+    from bertserve.serving.engine.base import Backend, EngineLoad
+    from bertserve.serving.engine.gpu.cuda import Device
+    from bertserve.serving.engine.gpu.discovery import Machine
+    from bertserve.serving.engine.specs import EngineBuild, Gpu, ModelSpec
 
 GpuTarget = Literal["sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120"]
 """Targets (compute capabilities) that engines are built for."""
@@ -37,7 +37,7 @@ class TensorRt(GpuKind):
                 yield from map(self.cannot, misfits(Path(model.path).name, model.build, machine, gpus[0]))
 
     def open_on(self, device: Device, load: EngineLoad) -> tuple[Backend, str]:
-        from serving.engine.gpu.tensorrt import TensorRtBackend  # noqa: PLC0415  see `EngineKind`
+        from bertserve.serving.engine.gpu.tensorrt import TensorRtBackend  # noqa: PLC0415  see `EngineKind`
 
         backend = TensorRtBackend(load.models, device, load.max_batch_tokens, load.kernels)
         return backend, backend.version

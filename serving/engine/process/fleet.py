@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from serving.engine.base import LaneKind
-from serving.engine.process.remote_engine import EngineLife, RemoteEngine
-from serving.engine.process.supervisor import START_LIMIT_S, Supervisor
-from serving.errors import EngineFailed, EngineLost
-from serving.unawaited import start
+from bertserve.serving.engine.base import LaneKind
+from bertserve.serving.engine.process.remote_engine import EngineLife, RemoteEngine
+from bertserve.serving.engine.process.supervisor import START_LIMIT_S, Supervisor
+from bertserve.serving.errors import EngineFailed, EngineLost
+from bertserve.serving.unawaited import start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from serving.engine.base import Batch, BatchOutput, Done, EngineLoad
-    from serving.engine.process.wire import Ready
-    from serving.errors import BertserveError
-    from serving.scheduling.cost import CostPoint
+    from bertserve.serving.engine.base import Batch, BatchOutput, Done, EngineLoad
+    from bertserve.serving.engine.process.wire import Ready
+    from bertserve.serving.errors import BertserveError
+    from bertserve.serving.scheduling.cost import CostPoint
 
 log = logging.getLogger("bertserve.engine")
 

@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 
-from serving.cgroups import memory_limit, oom_kills
-from serving.children import module_command
-from serving.engine.base import Engine, EngineLoad, LaneKind, lanes_for
-from serving.engine.kinds import ENGINES
-from serving.engine.process.wire import KINDS, FrameReader, Kind, Ready, Refused, pack, pack_run, unpack_result
-from serving.errors import BertserveError, EngineFailed, EngineFault, EngineLost
-from serving.host import can_busy_wait
-from serving.scheduling.cost import CostTable
+from bertserve.serving.cgroups import memory_limit, oom_kills
+from bertserve.serving.children import module_command
+from bertserve.serving.engine.base import Engine, EngineLoad, LaneKind, lanes_for
+from bertserve.serving.engine.kinds import ENGINES
+from bertserve.serving.engine.process.wire import KINDS, FrameReader, Kind, Ready, Refused, pack, pack_run, unpack_result
+from bertserve.serving.errors import BertserveError, EngineFailed, EngineFault, EngineLost
+from bertserve.serving.host import can_busy_wait
+from bertserve.serving.scheduling.cost import CostTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from serving.engine.base import Batch, BatchOutput, Done
-    from serving.scheduling.cost import CostPoint
+    from bertserve.serving.engine.base import Batch, BatchOutput, Done
+    from bertserve.serving.scheduling.cost import CostPoint
 
 log = logging.getLogger("bertserve.engine")
 
@@ -147,7 +147,7 @@ class RemoteEngine:
                 ends.append(ours)
                 theirs.append(other.fileno())
             # That module knows bundles, which this package must not import.
-            command = module_command("serving.rollout.engine_process", *map(str, theirs))
+            command = module_command("bertserve.serving.rollout.engine_process", *map(str, theirs))
             process = subprocess.Popen(  # noqa: ASYNC220  fork and exec take a millisecond, before any request
                 command, pass_fds=theirs, stdin=subprocess.DEVNULL
             )

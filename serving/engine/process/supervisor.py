@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from serving.engine.process.remote_engine import EngineLife, RemoteEngine
-from serving.errors import EngineFailed, EngineLost
+from bertserve.serving.engine.process.remote_engine import EngineLife, RemoteEngine
+from bertserve.serving.errors import EngineFailed, EngineLost
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from serving.engine.base import EngineLoad
+    from bertserve.serving.engine.base import EngineLoad
 
 log = logging.getLogger("bertserve.engine")
 

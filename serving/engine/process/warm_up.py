@@ -14,17 +14,17 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from serving.engine.base import Batch, LaneKind
-from serving.engine.batches import OneByOne, sample_text
-from serving.errors import BundleError, EngineFault
-from serving.records import ModelIndex
-from serving.scheduling.cost import BUCKETS, CostPoint
+from bertserve.serving.engine.base import Batch, LaneKind
+from bertserve.serving.engine.batches import OneByOne, sample_text
+from bertserve.serving.errors import BundleError, EngineFault
+from bertserve.serving.records import ModelIndex
+from bertserve.serving.scheduling.cost import BUCKETS, CostPoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.engine.base import Backend, Runner
-    from serving.engine.specs import ModelSpec
+    from bertserve.serving.engine.base import Backend, Runner
+    from bertserve.serving.engine.specs import ModelSpec
 
 log = logging.getLogger("bertserve.engine")
 

@@ -25,18 +25,18 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import msgspec
 import numpy as np
 
-from serving.engine.base import (
+from bertserve.serving.engine.base import (
     Batch,
     BatchOutput,
     LaneKind,
 )
-from serving.records import EncodedText, ModelIndex
-from serving.scheduling.cost import CostPoint  # noqa: TC001  read at run time by msgspec
+from bertserve.serving.records import EncodedText, ModelIndex
+from bertserve.serving.scheduling.cost import CostPoint  # noqa: TC001  read at run time by msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from serving.records import Array
+    from bertserve.serving.records import Array
 
 HEADER = struct.Struct("=IBxHQ")
 FRAME_LIMIT_BYTES = 1 << 30

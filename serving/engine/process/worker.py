@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import msgspec
 
-from serving import logs
-from serving.engine.base import DeviceLost, EngineLoad, LaneKind
-from serving.engine.batches import OneByOne
-from serving.engine.cpu.backend import CpuBackend
-from serving.engine.kinds import ENGINES
-from serving.engine.process.warm_up import warm_up
-from serving.engine.process.wire import Channel, Kind, Ready, Refused, WireError, pack, pack_result, unpack_run
-from serving.errors import BundleError, EngineFault
-from serving.host import can_busy_wait, installing
+from bertserve.serving import logs
+from bertserve.serving.engine.base import DeviceLost, EngineLoad, LaneKind
+from bertserve.serving.engine.batches import OneByOne
+from bertserve.serving.engine.cpu.backend import CpuBackend
+from bertserve.serving.engine.kinds import ENGINES
+from bertserve.serving.engine.process.warm_up import warm_up
+from bertserve.serving.engine.process.wire import Channel, Kind, Ready, Refused, WireError, pack, pack_result, unpack_run
+from bertserve.serving.errors import BundleError, EngineFault
+from bertserve.serving.host import can_busy_wait, installing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.engine.base import Backend, Batch, Runner
+    from bertserve.serving.engine.base import Backend, Batch, Runner
 
 log = logging.getLogger("bertserve.engine")
 

@@ -1,7 +1,7 @@
 """The server side of HTTP/2 (RFC 9113) and HPACK (RFC 7541): bytes in, events and bytes out. See README.md."""
 
-from serving.grpc.h2.connection import H2Connection
-from serving.grpc.h2.flow import (
+from bertserve.serving.grpc.h2.connection import H2Connection
+from bertserve.serving.grpc.h2.flow import (
     ConnectionFailed,
     DataReceived,
     DataSent,
@@ -10,8 +10,8 @@ from serving.grpc.h2.flow import (
     Stream,
     StreamReset,
 )
-from serving.grpc.h2.frames import PREFACE, ErrorCode, Limits
-from serving.grpc.h2.headers import Headers, encode_fields, encode_status
+from bertserve.serving.grpc.h2.frames import PREFACE, ErrorCode, Limits
+from bertserve.serving.grpc.h2.headers import Headers, encode_fields, encode_status
 
 __all__ = [
     "PREFACE",

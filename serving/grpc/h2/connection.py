@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, ClassVar
 
-from serving.grpc.h2 import frames
-from serving.grpc.h2.flow import (
+from bertserve.serving.grpc.h2 import frames
+from bertserve.serving.grpc.h2.flow import (
     LOW_WINDOW,
     ConnectionFailed,
     DataReceived,
@@ -29,7 +29,7 @@ from serving.grpc.h2.flow import (
     Stream,
     StreamReset,
 )
-from serving.grpc.h2.frames import (
+from bertserve.serving.grpc.h2.frames import (
     CONTINUATION,
     CONTINUATION_BYTES,
     END_HEADERS,
@@ -49,13 +49,13 @@ from serving.grpc.h2.frames import (
     Setting,
     StreamFault,
 )
-from serving.grpc.h2.headers import DEFAULT_TABLE_BYTES, RESIZED_TABLE, HeaderDecoder
+from bertserve.serving.grpc.h2.headers import DEFAULT_TABLE_BYTES, RESIZED_TABLE, HeaderDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.grpc.h2.flow import Event
-    from serving.grpc.h2.frames import Limits
+    from bertserve.serving.grpc.h2.flow import Event
+    from bertserve.serving.grpc.h2.frames import Limits
 
 _pack, _unpack = FRAME.pack, FRAME.unpack_from
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.grpc.h2.frames import (
+from bertserve.serving.grpc.h2.frames import (
     DATA,
     DEFAULT_WINDOW,
     FRAME_BYTES,
@@ -20,7 +20,7 @@ from serving.grpc.h2.frames import (
 )
 
 if TYPE_CHECKING:
-    from serving.grpc.h2.headers import Headers
+    from bertserve.serving.grpc.h2.headers import Headers
 
 
 class Stream(msgspec.Struct, eq=False):

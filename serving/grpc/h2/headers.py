@@ -19,12 +19,12 @@ from hpack import HPACKDecodingError, HPACKError
 from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_FAIL, HUFFMAN_TABLE
 from hpack.table import HeaderTable
 
-from serving.grpc.h2.frames import ConnectionFault, ErrorCode
+from bertserve.serving.grpc.h2.frames import ConnectionFault, ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from serving.grpc.h2.frames import Limits
+    from bertserve.serving.grpc.h2.frames import Limits
 
 _NODES = 256
 _NIBBLES = 16

@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from google.protobuf.json_format import ParseDict
 
-from serving.errors import BertserveError, InvalidRequest, Unsupported, too_many_inputs
-from serving.grpc.calls import Method
-from serving.grpc.services import inference_pb2 as pb
-from serving.grpc.status import ignored_metadata, outcome_metadata
-from serving.oip.parameters import CONTROL, INPUT, OUTPUT, REQUEST
-from serving.oip.service import SETTINGS, SHARED_MEMORY, refuse_region, refuse_unsupported
-from serving.oip.tensors import BYTES, Tensor, decode_text
-from serving.tasks.base import checked
+from bertserve.serving.errors import BertserveError, InvalidRequest, Unsupported, too_many_inputs
+from bertserve.serving.grpc.calls import Method
+from bertserve.serving.grpc.services import inference_pb2 as pb
+from bertserve.serving.grpc.status import ignored_metadata, outcome_metadata
+from bertserve.serving.oip.parameters import CONTROL, INPUT, OUTPUT, REQUEST
+from bertserve.serving.oip.service import SETTINGS, SHARED_MEMORY, refuse_region, refuse_unsupported
+from bertserve.serving.oip.tensors import BYTES, Tensor, decode_text
+from bertserve.serving.tasks.base import checked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from google.protobuf.message import Message
 
-    from serving.fields.rule import Ignored
-    from serving.grpc.calls import Call
-    from serving.inference.requests import RequestTrace
-    from serving.oip.service import V2Service
-    from serving.tasks.base import Check
+    from bertserve.serving.fields.rule import Ignored
+    from bertserve.serving.grpc.calls import Call
+    from bertserve.serving.inference.requests import RequestTrace
+    from bertserve.serving.oip.service import V2Service
+    from bertserve.serving.tasks.base import Check
 
 SERVICE = "inference.GRPCInferenceService"
 

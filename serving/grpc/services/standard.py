@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from google.protobuf import descriptor_pb2, descriptor_pool
 from grpc_health.v1 import health_pb2 as pb
 
-from serving.errors import NotReady, ServiceNotFound
-from serving.grpc.calls import Method
-from serving.grpc.services import reflection_pb2
-from serving.grpc.status import STATUS
+from bertserve.serving.errors import NotReady, ServiceNotFound
+from bertserve.serving.grpc.calls import Method
+from bertserve.serving.grpc.services import reflection_pb2
+from bertserve.serving.grpc.status import STATUS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable

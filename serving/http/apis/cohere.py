@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import orjson
 
-from serving.errors import EmptyInput, InvalidRequest, quoted
-from serving.http.apis.cohere_messages import (
+from bertserve.serving.errors import EmptyInput, InvalidRequest, quoted
+from bertserve.serving.http.apis.cohere_messages import (
     ApiVersion,
     CohereEmbedReply,
     CohereEmbedRequest,
@@ -21,29 +21,29 @@ from serving.http.apis.cohere_messages import (
     RankingRequest,
     TokenCount,
 )
-from serving.http.apis.openai_messages import Usage
-from serving.http.apis.vectors import in_form, rows_json, size_of, sparse_json
-from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
-from serving.http.routes import Docs, Router, of_task, ranking_models
-from serving.inference.ranking import named_or_only, ranking
-from serving.inference.requests import InferRequest
-from serving.tasks import WAYS, combined
-from serving.tasks.base import checked
-from serving.tasks.combined import CombinedOptions
-from serving.tasks.embed import EmbedOptions
-from serving.tasks.windows import Windows
+from bertserve.serving.http.apis.openai_messages import Usage
+from bertserve.serving.http.apis.vectors import in_form, rows_json, size_of, sparse_json
+from bertserve.serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
+from bertserve.serving.http.routes import Docs, Router, of_task, ranking_models
+from bertserve.serving.inference.ranking import named_or_only, ranking
+from bertserve.serving.inference.requests import InferRequest
+from bertserve.serving.tasks import WAYS, combined
+from bertserve.serving.tasks.base import checked
+from bertserve.serving.tasks.combined import CombinedOptions
+from bertserve.serving.tasks.embed import EmbedOptions
+from bertserve.serving.tasks.windows import Windows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from serving.http.apis.cohere_messages import EmbeddingType
-    from serving.http.app_context import AppContext
-    from serving.http.exchange import HttpRequest
-    from serving.inference.requests import Outcome
-    from serving.inference.served_models import ServedModel
-    from serving.inference.tokenizer import TextTokenizer
-    from serving.records import Truncate
-    from serving.tasks.base import Check
+    from bertserve.serving.http.apis.cohere_messages import EmbeddingType
+    from bertserve.serving.http.app_context import AppContext
+    from bertserve.serving.http.exchange import HttpRequest
+    from bertserve.serving.inference.requests import Outcome
+    from bertserve.serving.inference.served_models import ServedModel
+    from bertserve.serving.inference.tokenizer import TextTokenizer
+    from bertserve.serving.records import Truncate
+    from bertserve.serving.tasks.base import Check
 
 router = Router("Cohere")
 

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from serving.http.apis.openai_messages import Usage  # noqa: TC001  msgspec reads the annotations
-from serving.http.apis.tei_messages import SparseWeight  # noqa: TC001  likewise
-from serving.http.apis.vectors import VectorType
-from serving.inference.requests import InputType  # noqa: TC001  likewise
+from bertserve.serving.http.apis.openai_messages import Usage  # noqa: TC001  msgspec reads the annotations
+from bertserve.serving.http.apis.tei_messages import SparseWeight  # noqa: TC001  likewise
+from bertserve.serving.http.apis.vectors import VectorType
+from bertserve.serving.inference.requests import InputType  # noqa: TC001  likewise
 
 EmbeddingType = VectorType | Literal["sparse", "tokens"]
 """The vector formats, and the further outputs of some models."""

@@ -11,14 +11,14 @@ from base64 import b64encode
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.http.exchange import NOT_MODIFIED, HttpReply
-from serving.http.routes import Docs, Router
+from bertserve.serving.http.exchange import NOT_MODIFIED, HttpReply
+from bertserve.serving.http.routes import Docs, Router
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from serving.http.app_context import AppContext
-    from serving.http.exchange import HttpRequest
+    from bertserve.serving.http.app_context import AppContext
+    from bertserve.serving.http.exchange import HttpRequest
 
 router = Router("Operations")
 

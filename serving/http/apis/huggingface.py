@@ -14,36 +14,36 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from serving.errors import InvalidRequest, setting_of
-from serving.http.apis import tei
-from serving.http.apis.tei_messages import (
+from bertserve.serving.errors import InvalidRequest, setting_of
+from bertserve.serving.http.apis import tei
+from bertserve.serving.http.apis.tei_messages import (
     Compared,
     Direction,
     EmbedRequest,
     SimilarityParameters,
     SimilarityRequest,
 )
-from serving.http.exchange import HttpReply, JsonDecoder, outcome_head
-from serving.http.routes import Docs, Router, all_models
-from serving.inference.pipeline import check_not_empty
-from serving.inference.requests import (
+from bertserve.serving.http.exchange import HttpReply, JsonDecoder, outcome_head
+from bertserve.serving.http.routes import Docs, Router, all_models
+from bertserve.serving.inference.pipeline import check_not_empty
+from bertserve.serving.inference.requests import (
     InferRequest,
     InputType,
 )
-from serving.tasks import TASKS
-from serving.tasks.base import checked
-from serving.tasks.classify import ClassifyOptions, LabelScore
-from serving.tasks.windows import LongScored, Options
-from serving.tasks.zero_shot import ZeroShotOptions
+from bertserve.serving.tasks import TASKS
+from bertserve.serving.tasks.base import checked
+from bertserve.serving.tasks.classify import ClassifyOptions, LabelScore
+from bertserve.serving.tasks.windows import LongScored, Options
+from bertserve.serving.tasks.zero_shot import ZeroShotOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from serving.http.app_context import AppContext, Endpoint
-    from serving.http.exchange import HttpRequest
-    from serving.inference.requests import Outcome
-    from serving.records import TextInput
-    from serving.tasks.base import A, Check, Route, Task, TaskOptions
+    from bertserve.serving.http.app_context import AppContext, Endpoint
+    from bertserve.serving.http.exchange import HttpRequest
+    from bertserve.serving.inference.requests import Outcome
+    from bertserve.serving.records import TextInput
+    from bertserve.serving.tasks.base import A, Check, Route, Task, TaskOptions
 
 
 class FeatureParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

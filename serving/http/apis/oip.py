@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import orjson
 
-from serving.errors import InvalidRequest, MalformedRequest, Unsupported
-from serving.http.apis.oip_messages import (
+from bertserve.serving.errors import InvalidRequest, MalformedRequest, Unsupported
+from bertserve.serving.http.apis.oip_messages import (
     ControlRequest,
     IndexRequest,
     InferMessage,
@@ -22,13 +22,13 @@ from serving.http.apis.oip_messages import (
     ModelReadiness,
     Readiness,
 )
-from serving.http.apis.vectors import rows_json
-from serving.http.exchange import OCTETS, HttpReply, JsonDecoder, json_reply, outcome_head
-from serving.http.routes import Docs, Router, v2_names
-from serving.inference.pipeline import INLINE_NUMBERS
-from serving.net.requests import COMPRESSIONS
-from serving.oip.parameters import CONTROL, INPUT, OUTPUT, REQUEST, typed
-from serving.oip.service import (
+from bertserve.serving.http.apis.vectors import rows_json
+from bertserve.serving.http.exchange import OCTETS, HttpReply, JsonDecoder, json_reply, outcome_head
+from bertserve.serving.http.routes import Docs, Router, v2_names
+from bertserve.serving.inference.pipeline import INLINE_NUMBERS
+from bertserve.serving.net.requests import COMPRESSIONS
+from bertserve.serving.oip.parameters import CONTROL, INPUT, OUTPUT, REQUEST, typed
+from bertserve.serving.oip.service import (
     SETTINGS,
     SHARED_MEMORY,
     ModelState,
@@ -37,19 +37,19 @@ from serving.oip.service import (
     refuse_region,
     refuse_unsupported,
 )
-from serving.oip.tensors import BYTES, PAIR, TEXT, Tensor
-from serving.oip.views import ModelConfig, ModelMetadata
-from serving.tasks.base import checked
+from bertserve.serving.oip.tensors import BYTES, PAIR, TEXT, Tensor
+from bertserve.serving.oip.views import ModelConfig, ModelMetadata
+from bertserve.serving.tasks.base import checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from serving.http.app_context import AppContext, Endpoint
-    from serving.http.exchange import HttpRequest
-    from serving.inference.requests import Outcome
-    from serving.oip.tensors import Output
-    from serving.oip.views import View
-    from serving.tasks.base import Check
+    from bertserve.serving.http.app_context import AppContext, Endpoint
+    from bertserve.serving.http.exchange import HttpRequest
+    from bertserve.serving.inference.requests import Outcome
+    from bertserve.serving.oip.tensors import Output
+    from bertserve.serving.oip.views import View
+    from bertserve.serving.tasks.base import Check
 
 router = Router("Open Inference Protocol v2")
 

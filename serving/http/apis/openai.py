@@ -8,28 +8,28 @@ from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
-from serving.errors import ForeignTokenIds
-from serving.http.apis.openai_messages import EmbeddingsReply, EmbeddingsRequest, ModelCard, ModelList, TextInput
-from serving.http.apis.tei import BYTES_PER_ID, text_inputs
-from serving.http.apis.vectors import in_form, rows_json, size_of, sparse_json
-from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
-from serving.http.routes import Docs, Router, all_models, of_task
-from serving.inference.pipeline import INLINE_NUMBERS, check_not_empty
-from serving.inference.requests import InferRequest
-from serving.tasks.base import checked, go_on
-from serving.tasks.combined import CombinedOptions
-from serving.tasks.embed import EmbedOptions
+from bertserve.serving.errors import ForeignTokenIds
+from bertserve.serving.http.apis.openai_messages import EmbeddingsReply, EmbeddingsRequest, ModelCard, ModelList, TextInput
+from bertserve.serving.http.apis.tei import BYTES_PER_ID, text_inputs
+from bertserve.serving.http.apis.vectors import in_form, rows_json, size_of, sparse_json
+from bertserve.serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
+from bertserve.serving.http.routes import Docs, Router, all_models, of_task
+from bertserve.serving.inference.pipeline import INLINE_NUMBERS, check_not_empty
+from bertserve.serving.inference.requests import InferRequest
+from bertserve.serving.tasks.base import checked, go_on
+from bertserve.serving.tasks.combined import CombinedOptions
+from bertserve.serving.tasks.embed import EmbedOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from serving.http.apis.vectors import VectorType
-    from serving.http.app_context import AppContext
-    from serving.http.exchange import HttpRequest
-    from serving.inference.requests import InputType, Outcome
-    from serving.inference.served_models import ServedModel
-    from serving.tasks.base import Check
-    from serving.tasks.combined import Embedded
+    from bertserve.serving.http.apis.vectors import VectorType
+    from bertserve.serving.http.app_context import AppContext
+    from bertserve.serving.http.exchange import HttpRequest
+    from bertserve.serving.inference.requests import InputType, Outcome
+    from bertserve.serving.inference.served_models import ServedModel
+    from bertserve.serving.tasks.base import Check
+    from bertserve.serving.tasks.combined import Embedded
 
 router = Router("OpenAI")
 

@@ -11,7 +11,7 @@ import binascii
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.errors import ForeignTokenIds, InvalidRequest, StartupError
+from bertserve.serving.errors import ForeignTokenIds, InvalidRequest, StartupError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

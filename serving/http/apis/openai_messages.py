@@ -6,9 +6,9 @@ from typing import Literal
 
 import msgspec
 
-from serving.http.apis.tei_messages import SparseWeight  # noqa: TC001  msgspec reads the annotations
-from serving.http.apis.vectors import VectorType  # noqa: TC001  likewise
-from serving.inference.requests import InputType  # noqa: TC001  likewise
+from bertserve.serving.http.apis.tei_messages import SparseWeight  # noqa: TC001  msgspec reads the annotations
+from bertserve.serving.http.apis.vectors import VectorType  # noqa: TC001  likewise
+from bertserve.serving.inference.requests import InputType  # noqa: TC001  likewise
 
 JinaTask = Literal["retrieval.query", "retrieval.passage", "classification", "separation", "text-matching"]
 

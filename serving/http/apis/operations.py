@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import orjson
 
-from serving.http.exchange import HttpReply
-from serving.http.routes import Docs, Router
+from bertserve.serving.http.exchange import HttpReply
+from bertserve.serving.http.routes import Docs, Router
 
 if TYPE_CHECKING:
-    from serving.http.app_context import AppContext
-    from serving.http.exchange import HttpRequest
+    from bertserve.serving.http.app_context import AppContext
+    from bertserve.serving.http.exchange import HttpRequest
 
 router = Router("Operations")
 """Routes of the metrics port and of the main port."""

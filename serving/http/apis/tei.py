@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 import orjson
 
-from serving.errors import EmptyInput, InvalidRequest, WrongTask, too_many_inputs
-from serving.http.apis import cohere
-from serving.http.apis.cohere_messages import RankingReply, RankingRequest
-from serving.http.apis.tei_messages import (
+from bertserve.serving.errors import EmptyInput, InvalidRequest, WrongTask, too_many_inputs
+from bertserve.serving.http.apis import cohere
+from bertserve.serving.http.apis.cohere_messages import RankingReply, RankingRequest
+from bertserve.serving.http.apis.tei_messages import (
     DecodeRequest,
     Direction,
     EmbedAllRequest,
@@ -30,35 +30,35 @@ from serving.http.apis.tei_messages import (
     TokenizeReply,
     TokenizeRequest,
 )
-from serving.http.apis.vectors import NUMBERS_OF_A_WEIGHT, embedded_json, rows_json, size_of, sparse_json
-from serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
-from serving.http.faults import TeiError
-from serving.http.routes import Docs, HotRoute, Router, all_models, ranking_models
-from serving.inference.pipeline import INLINE_NUMBERS, check_not_empty
-from serving.inference.ranking import ranking
-from serving.inference.requests import InferRequest
-from serving.oip.service import SERVER_VERSION
-from serving.tasks.base import checked
-from serving.tasks.chunks import ChunkOptions, LateChunkOptions
-from serving.tasks.classify import ClassifyOptions, LabelScore
-from serving.tasks.combined import CombinedOptions, offered
-from serving.tasks.embed import EmbedOptions
-from serving.tasks.embed_sparse import EmbedSparseOptions
-from serving.tasks.embed_tokens import EmbedTokensOptions
+from bertserve.serving.http.apis.vectors import NUMBERS_OF_A_WEIGHT, embedded_json, rows_json, size_of, sparse_json
+from bertserve.serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
+from bertserve.serving.http.faults import TeiError
+from bertserve.serving.http.routes import Docs, HotRoute, Router, all_models, ranking_models
+from bertserve.serving.inference.pipeline import INLINE_NUMBERS, check_not_empty
+from bertserve.serving.inference.ranking import ranking
+from bertserve.serving.inference.requests import InferRequest
+from bertserve.serving.oip.service import SERVER_VERSION
+from bertserve.serving.tasks.base import checked
+from bertserve.serving.tasks.chunks import ChunkOptions, LateChunkOptions
+from bertserve.serving.tasks.classify import ClassifyOptions, LabelScore
+from bertserve.serving.tasks.combined import CombinedOptions, offered
+from bertserve.serving.tasks.embed import EmbedOptions
+from bertserve.serving.tasks.embed_sparse import EmbedSparseOptions
+from bertserve.serving.tasks.embed_tokens import EmbedTokensOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from serving.http.app_context import AppContext
-    from serving.http.exchange import HttpRequest
-    from serving.inference.requests import Outcome
-    from serving.inference.served_models import ServedModel
-    from serving.records import Side, TextInput, Truncate
-    from serving.tasks.base import A, Check, TaskOptions
-    from serving.tasks.chunks import Chunk
-    from serving.tasks.embed_sparse import SparseVector
+    from bertserve.serving.http.app_context import AppContext
+    from bertserve.serving.http.exchange import HttpRequest
+    from bertserve.serving.inference.requests import Outcome
+    from bertserve.serving.inference.served_models import ServedModel
+    from bertserve.serving.records import Side, TextInput, Truncate
+    from bertserve.serving.tasks.base import A, Check, TaskOptions
+    from bertserve.serving.tasks.chunks import Chunk
+    from bertserve.serving.tasks.embed_sparse import SparseVector
 
 router = Router("TEI")
 

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from serving.engine.specs import EngineChoice  # noqa: TC001  msgspec reads the annotations
-from serving.http.apis.vectors import SparseFormat  # noqa: TC001  likewise
-from serving.inference.requests import InputType, Token
-from serving.tasks.windows import LongScored
+from bertserve.serving.engine.specs import EngineChoice  # noqa: TC001  msgspec reads the annotations
+from bertserve.serving.http.apis.vectors import SparseFormat  # noqa: TC001  likewise
+from bertserve.serving.inference.requests import InputType, Token
+from bertserve.serving.tasks.windows import LongScored
 
 Direction = Literal["Right", "right", "Left", "left"]
 """End at which long texts are cut."""

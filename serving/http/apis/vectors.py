@@ -9,17 +9,17 @@ import msgspec
 import numpy as np
 import orjson
 
-from serving.tasks.base import checked, go_on
-from serving.tasks.embed_sparse import NamedSparseVector
+from bertserve.serving.tasks.base import checked, go_on
+from bertserve.serving.tasks.embed_sparse import NamedSparseVector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from serving.tasks.base import Check
-    from serving.tasks.combined import Embedded
-    from serving.tasks.embed_sparse import SparseVector
+    from bertserve.serving.tasks.base import Check
+    from bertserve.serving.tasks.combined import Embedded
+    from bertserve.serving.tasks.embed_sparse import SparseVector
 
 VectorType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 """The vector formats, as named in Cohere's and Jina's APIs."""

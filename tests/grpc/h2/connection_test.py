@@ -11,9 +11,9 @@ from hyperframe.frame import DataFrame, GoAwayFrame, PingFrame, RstStreamFrame
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.generator import frames as wire
-from loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, reset, settings, window_update
-from serving.grpc.h2 import (
+from bertserve.loadtest.generator import frames as wire
+from bertserve.loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, reset, settings, window_update
+from bertserve.serving.grpc.h2 import (
     ConnectionFailed,
     DataReceived,
     DataSent,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from _typeshed import TraceFunction
     from hyperframe.frame import Frame
 
-    from serving.grpc.h2 import Event, Stream
+    from bertserve.serving.grpc.h2 import Event, Stream
 
 OK = encode_status(200)
 END = encode_fields([("x-end", "yes")])

@@ -10,9 +10,9 @@ from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.grpc.h2 import Limits, encode_fields, encode_status
-from serving.grpc.h2.frames import ConnectionFault, ErrorCode
-from serving.grpc.h2.headers import HeaderDecoder, decode_huffman
+from bertserve.serving.grpc.h2 import Limits, encode_fields, encode_status
+from bertserve.serving.grpc.h2.frames import ConnectionFault, ErrorCode
+from bertserve.serving.grpc.h2.headers import HeaderDecoder, decode_huffman
 from tests.support.http2 import REQUEST
 
 names = st.text(string.ascii_lowercase, min_size=1, max_size=10).map("x-{}".format)

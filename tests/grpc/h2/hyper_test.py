@@ -10,7 +10,7 @@ import h2.settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.grpc.h2 import (
+from bertserve.serving.grpc.h2 import (
     DataReceived,
     ErrorCode,
     Event,

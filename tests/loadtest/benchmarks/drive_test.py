@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from loadtest.benchmarks import simulator
-from loadtest.benchmarks.drive import Recorded, Requests
-from loadtest.benchmarks.store import Store
-from loadtest.errors import BenchError
-from loadtest.generator.records import PACK, RECORD
+from bertserve.loadtest.benchmarks import simulator
+from bertserve.loadtest.benchmarks.drive import Recorded, Requests
+from bertserve.loadtest.benchmarks.store import Store
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.records import PACK, RECORD
 
 if TYPE_CHECKING:
     from pathlib import Path

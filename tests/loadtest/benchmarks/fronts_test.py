@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.benchmarks import processes
+from bertserve.loadtest.benchmarks import processes
 from tests.support.waiting import wait_for
 
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loadtest.benchmarks.exports.__main__ import BENCHMARKS
-from loadtest.benchmarks.exports.encoder_kernels import BASE, LARGE, LAUNCH_US, Encoder, Kernel, floor_us, kernels
-from loadtest.benchmarks.exports.gpu import bottleneck
-from loadtest.benchmarks.runner import main
-from loadtest.benchmarks.store import Store
-from serving.engine.gpu import discovery
-from serving.engine.gpu.discovery import Machine
+from bertserve.loadtest.benchmarks.exports.__main__ import BENCHMARKS
+from bertserve.loadtest.benchmarks.exports.encoder_kernels import BASE, LARGE, LAUNCH_US, Encoder, Kernel, floor_us, kernels
+from bertserve.loadtest.benchmarks.exports.gpu import bottleneck
+from bertserve.loadtest.benchmarks.runner import main
+from bertserve.loadtest.benchmarks.store import Store
+from bertserve.serving.engine.gpu import discovery
+from bertserve.serving.engine.gpu.discovery import Machine
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.benchmarks import turns
-from loadtest.benchmarks.peers import closed_loop
-from loadtest.benchmarks.peers.closed_loop import PeersBenchmark
-from loadtest.benchmarks.peers.who import MANY, ONE, ORT, RAW, Kit, find
-from loadtest.benchmarks.runner import parser
-from loadtest.errors import BenchError
-from loadtest.generator.workload import find_bundle
+from bertserve.loadtest.benchmarks import turns
+from bertserve.loadtest.benchmarks.peers import closed_loop
+from bertserve.loadtest.benchmarks.peers.closed_loop import PeersBenchmark
+from bertserve.loadtest.benchmarks.peers.who import MANY, ONE, ORT, RAW, Kit, find
+from bertserve.loadtest.benchmarks.runner import parser
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.workload import find_bundle
 from tests.support.models import NAME
 
 if TYPE_CHECKING:

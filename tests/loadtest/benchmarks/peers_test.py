@@ -9,19 +9,19 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from loadtest.benchmarks.__main__ import BENCHMARKS
-from loadtest.benchmarks.peers import closed_loop, who
-from loadtest.benchmarks.peers.open_loop import GROUPS, OpenLoopBenchmark
-from loadtest.benchmarks.peers.who import MANY, ONE, ORT, RAW, V2, find, subjects
-from loadtest.benchmarks.runner import main, parser
-from loadtest.benchmarks.store import Store
-from loadtest.benchmarks.turns import Round, Samples
-from loadtest.errors import BenchError
-from loadtest.generator.forms import FORMS
-from loadtest.generator.http1 import post_bytes
-from loadtest.generator.wire import Reply
-from loadtest.generator.workload import Bundle
-from loadtest.report.sample import Sample
+from bertserve.loadtest.benchmarks.__main__ import BENCHMARKS
+from bertserve.loadtest.benchmarks.peers import closed_loop, who
+from bertserve.loadtest.benchmarks.peers.open_loop import GROUPS, OpenLoopBenchmark
+from bertserve.loadtest.benchmarks.peers.who import MANY, ONE, ORT, RAW, V2, find, subjects
+from bertserve.loadtest.benchmarks.runner import main, parser
+from bertserve.loadtest.benchmarks.store import Store
+from bertserve.loadtest.benchmarks.turns import Round, Samples
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.forms import FORMS
+from bertserve.loadtest.generator.http1 import post_bytes
+from bertserve.loadtest.generator.wire import Reply
+from bertserve.loadtest.generator.workload import Bundle
+from bertserve.loadtest.report.sample import Sample
 
 if TYPE_CHECKING:
     from pathlib import Path

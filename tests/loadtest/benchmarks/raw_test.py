@@ -6,10 +6,10 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-import serving.engine.cpu.ort as server_engine
-from loadtest.benchmarks.raw_engine import RawEngine, session_options, tensors_of, ways
-from loadtest.errors import BenchError
-from loadtest.generator.workload import find_bundle, make_texts
+import bertserve.serving.engine.cpu.ort as server_engine
+from bertserve.loadtest.benchmarks.raw_engine import RawEngine, session_options, tensors_of, ways
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.workload import find_bundle, make_texts
 from tests.support.specs import model_spec
 
 if TYPE_CHECKING:

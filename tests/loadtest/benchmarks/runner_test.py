@@ -13,26 +13,26 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from loadtest.benchmarks import processes
-from loadtest.benchmarks.__main__ import BENCHMARKS
-from loadtest.benchmarks.runner import Benchmark, main
-from loadtest.benchmarks.server_process import BertServer, free_ports
-from loadtest.benchmarks.store import Store
-from loadtest.benchmarks.turns import Samples
-from loadtest.errors import BenchError
-from loadtest.generator.child import Child
+from bertserve.loadtest.benchmarks import processes
+from bertserve.loadtest.benchmarks.__main__ import BENCHMARKS
+from bertserve.loadtest.benchmarks.runner import Benchmark, main
+from bertserve.loadtest.benchmarks.server_process import BertServer, free_ports
+from bertserve.loadtest.benchmarks.store import Store
+from bertserve.loadtest.benchmarks.turns import Samples
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.child import Child
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from loadtest.benchmarks.store import Step
+    from bertserve.loadtest.benchmarks.store import Step
 
 
 ROOT = Path(__file__).parents[3]
 CHILD = """
     import os
-    from loadtest.generator.child import answer
-    from loadtest.errors import BenchError
+    from bertserve.loadtest.generator.child import answer
+    from bertserve.loadtest.errors import BenchError
 
     def fail():
         raise BenchError("a sentence")
@@ -178,7 +178,7 @@ def test_a_benchmark_goes_on_where_it_was_ended(tmp_path: Path, capsys: pytest.C
     assert main([Counting], words) == 0
     assert Counting.measured == [1, 2, 3, 3]
     page = out.with_suffix(".md").read_text()
-    assert page.startswith("# Counting\n\nMade by `python -m loadtest.benchmarks counting --out ")
+    assert page.startswith("# Counting\n\nMade by `python -m bertserve.loadtest.benchmarks counting --out ")
     assert "In turns, one after another: a paragraph is one line.\n" in page
     assert "| round 3 | 3.0 | - |" in page
     assert "![plot](counting-plot.svg)" in page

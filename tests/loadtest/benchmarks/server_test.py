@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.benchmarks.raw_engine import OPTIONS, ways
-from loadtest.benchmarks.server import CONNECTIONS, PROTOCOLS, Baseline
-from loadtest.benchmarks.turns import Samples
-from loadtest.report.sample import Sample, Spread
+from bertserve.loadtest.benchmarks.raw_engine import OPTIONS, ways
+from bertserve.loadtest.benchmarks.server import CONNECTIONS, PROTOCOLS, Baseline
+from bertserve.loadtest.benchmarks.turns import Samples
+from bertserve.loadtest.report.sample import Sample, Spread
 
 if TYPE_CHECKING:
-    from loadtest.benchmarks.turns import Round
+    from bertserve.loadtest.benchmarks.turns import Round
 
 USAGE = {"ready_s": 2.0, "server_mb": 100.0, "engine_mb": 200.0, "idle_percent": 0.1}
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from loadtest.benchmarks import t4
-from loadtest.benchmarks.store import Store
-from loadtest.benchmarks.turns import Samples, round_name
-from loadtest.report.sample import Sample
+from bertserve.loadtest.benchmarks import t4
+from bertserve.loadtest.benchmarks.store import Store
+from bertserve.loadtest.benchmarks.turns import Samples, round_name
+from bertserve.loadtest.report.sample import Sample
 
 FP16, INT8 = "t4-bert-base-fp16-trt8", "t4-bert-base-int8-trt8"
 ADDED_MS = 0.4

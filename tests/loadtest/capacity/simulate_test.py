@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.capacity.figures import Figures, capacity, percentile
-from loadtest.capacity.lengths import parse_mix
-from loadtest.capacity.simulate_cli import main, parser
-from loadtest.capacity.tables import PUBLISHED, find_table
-from loadtest.capacity.traffic import poisson, replayed
-from loadtest.errors import BenchError
-from loadtest.generator.arrivals import choices, schedule
-from loadtest.generator.scenario import Phase, Scenario
-from serving.settings import Settings
+from bertserve.loadtest.capacity.figures import Figures, capacity, percentile
+from bertserve.loadtest.capacity.lengths import parse_mix
+from bertserve.loadtest.capacity.simulate_cli import main, parser
+from bertserve.loadtest.capacity.tables import PUBLISHED, find_table
+from bertserve.loadtest.capacity.traffic import poisson, replayed
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.arrivals import choices, schedule
+from bertserve.loadtest.generator.scenario import Phase, Scenario
+from bertserve.serving.settings import Settings
 from tests.support.browser import fits_a_phone
 
 if TYPE_CHECKING:

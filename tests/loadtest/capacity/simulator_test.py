@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.capacity.simulator import Arrival, Device, Outcome, Overhead, RequestOutcome, Variation, play
-from serving.scheduling.batcher import Policy
-from serving.scheduling.cost import CostPoint
+from bertserve.loadtest.capacity.simulator import Arrival, Device, Outcome, Overhead, RequestOutcome, Variation, play
+from bertserve.serving.scheduling.batcher import Policy
+from bertserve.serving.scheduling.cost import CostPoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

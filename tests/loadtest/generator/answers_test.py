@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from loadtest.generator.answers import Answers
-from loadtest.generator.wire import Reply
+from bertserve.loadtest.generator.answers import Answers
+from bertserve.loadtest.generator.wire import Reply
 
 CLASS = {"label": "glad", "score": 0.5}
 SPAN = {"answer": "glad", "score": 0.5, "start": 3, "end": 7}

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from loadtest.generator.arrivals import choices, schedule
-from loadtest.generator.scenario import SCENARIOS, Phase, Scenario
+from bertserve.loadtest.generator.arrivals import choices, schedule
+from bertserve.loadtest.generator.scenario import SCENARIOS, Phase, Scenario
 
 RATE = 500.0
 

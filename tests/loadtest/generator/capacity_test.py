@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pytest
 
-from export.pages.tables import as_text
-from loadtest.generator.records import RECORD
-from loadtest.generator.scenario import SCENARIOS
-from loadtest.generator.search import plan, search
-from loadtest.report.noise import interval
-from loadtest.report.page import capacity_report
-from loadtest.report.progress import Progress
-from loadtest.report.result import Result
-from loadtest.report.slo import Objective, parse_slo
+from bertserve.export.pages.tables import as_text
+from bertserve.loadtest.generator.records import RECORD
+from bertserve.loadtest.generator.scenario import SCENARIOS
+from bertserve.loadtest.generator.search import plan, search
+from bertserve.loadtest.report.noise import interval
+from bertserve.loadtest.report.page import capacity_report
+from bertserve.loadtest.report.progress import Progress
+from bertserve.loadtest.report.result import Result
+from bertserve.loadtest.report.slo import Objective, parse_slo
 
 if TYPE_CHECKING:
-    from loadtest.generator.measure import Measurement
+    from bertserve.loadtest.generator.measure import Measurement
 
 SECONDS = 1.0
 

@@ -7,9 +7,9 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from loadtest.errors import BenchError
-from loadtest.generator.client import GRPC, Clients
-from loadtest.generator.grpc_messages import METHOD, ReplyCheck, request_bytes
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.client import GRPC, Clients
+from bertserve.loadtest.generator.grpc_messages import METHOD, ReplyCheck, request_bytes
 from tests.support.grpc_server import SERVICE, grpc_server
 
 if TYPE_CHECKING:

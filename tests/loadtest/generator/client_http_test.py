@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.errors import BenchError
-from loadtest.generator.client import Clients
-from loadtest.generator.forms import FORMS
-from loadtest.generator.http1 import HttpWire, post_bytes
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.client import Clients
+from bertserve.loadtest.generator.forms import FORMS
+from bertserve.loadtest.generator.http1 import HttpWire, post_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.generator.client import Clients
+from bertserve.loadtest.generator.client import Clients
 from tests.support.expected import cosines, fake_answers
 from tests.support.models import HIDDEN_SIZE, NAME
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from loadtest.errors import BenchError
-from loadtest.generator.http1 import HttpWire
-from loadtest.generator.messages import Target, messages
-from loadtest.generator.routes import PROTOCOLS, ROUTES
-from loadtest.generator.tls import Tls
-from serving.tasks import TASKS
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.http1 import HttpWire
+from bertserve.loadtest.generator.messages import Target, messages
+from bertserve.loadtest.generator.routes import PROTOCOLS, ROUTES
+from bertserve.loadtest.generator.tls import Tls
+from bertserve.serving.tasks import TASKS
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtest.errors import BenchError
-from loadtest.generator.scenario import SCENARIOS, Phase, find_scenario
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.scenario import SCENARIOS, Phase, find_scenario
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from loadtest.errors import BenchError
-from loadtest.generator.workload import different_texts, find_bundle, make_texts
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.workload import different_texts, find_bundle, make_texts
 
 if TYPE_CHECKING:
     from pathlib import Path

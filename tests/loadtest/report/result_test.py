@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from hdrh.histogram import HdrHistogram
 
-from export.pages.tables import as_text
-from loadtest.cli import HELD, IMPOSSIBLE, main, summary
-from loadtest.errors import BenchError
-from loadtest.generator.records import RECORD
-from loadtest.report import compare
-from loadtest.report.histogram import Histogram
-from loadtest.report.page import report
-from loadtest.report.result import STAGES, Result
-from loadtest.report.sample import percentile
-from loadtest.report.slo import judge, parse_slo
+from bertserve.export.pages.tables import as_text
+from bertserve.loadtest.cli import HELD, IMPOSSIBLE, main, summary
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.generator.records import RECORD
+from bertserve.loadtest.report import compare
+from bertserve.loadtest.report.histogram import Histogram
+from bertserve.loadtest.report.page import report
+from bertserve.loadtest.report.result import STAGES, Result
+from bertserve.loadtest.report.sample import percentile
+from bertserve.loadtest.report.slo import judge, parse_slo
 from tests.support.browser import fits_a_phone, is_whole_on_a_phone
 
 if TYPE_CHECKING:

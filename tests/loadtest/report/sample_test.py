@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.errors import BenchError
-from loadtest.report.sample import Spread, Window, percentile, sample_of
+from bertserve.loadtest.errors import BenchError
+from bertserve.loadtest.report.sample import Spread, Window, percentile, sample_of
 
 
 @pytest.mark.parametrize(

@@ -17,31 +17,31 @@ import sentence_transformers
 import torch
 import transformers
 
-from export import build
-from export.checkpoint.reader import open_checkpoint
-from export.checkpoint.source import find
-from export.graph import editor, optimize, task_model
-from export.progress import Progress, quiet
-from export.proof import reference
-from export.proof.engine import open_engine
-from export.proof.parity import run_batch
-from export.recipe import Recipe
-from export.tasks import answer as questions
-from serving.errors import InvalidRequest
-from serving.inference.served_models import ServedModel
-from serving.inference.tokenizer import TextTokenizer
-from serving.models.artifact_selection import select_artifact
-from serving.models.bundle import BundleWriter, file_entry, open_bundle
-from serving.models.manifest import TOKENIZER, Artifact, Invariance, Parity
-from serving.records import ModelIndex
-from serving.tasks import WAYS
-from serving.tasks.answer import AnswerOptions
-from serving.tasks.base import Work
-from serving.tasks.classify import ClassifyOptions
-from serving.tasks.embed import EmbedOptions
-from serving.tasks.fill_mask import FillMaskOptions
-from serving.tasks.rerank import RerankOptions
-from serving.tasks.tag import TagOptions
+from bertserve.export import build
+from bertserve.export.checkpoint.reader import open_checkpoint
+from bertserve.export.checkpoint.source import find
+from bertserve.export.graph import editor, optimize, task_model
+from bertserve.export.progress import Progress, quiet
+from bertserve.export.proof import reference
+from bertserve.export.proof.engine import open_engine
+from bertserve.export.proof.parity import run_batch
+from bertserve.export.recipe import Recipe
+from bertserve.export.tasks import answer as questions
+from bertserve.serving.errors import InvalidRequest
+from bertserve.serving.inference.served_models import ServedModel
+from bertserve.serving.inference.tokenizer import TextTokenizer
+from bertserve.serving.models.artifact_selection import select_artifact
+from bertserve.serving.models.bundle import BundleWriter, file_entry, open_bundle
+from bertserve.serving.models.manifest import TOKENIZER, Artifact, Invariance, Parity
+from bertserve.serving.records import ModelIndex
+from bertserve.serving.tasks import WAYS
+from bertserve.serving.tasks.answer import AnswerOptions
+from bertserve.serving.tasks.base import Work
+from bertserve.serving.tasks.classify import ClassifyOptions
+from bertserve.serving.tasks.embed import EmbedOptions
+from bertserve.serving.tasks.fill_mask import FillMaskOptions
+from bertserve.serving.tasks.rerank import RerankOptions
+from bertserve.serving.tasks.tag import TagOptions
 from tests.support.clients import post_json
 from tests.support.folders.grammar import POSITIONS
 from tests.support.pipelines import answers_of

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from export.errors import ExportError
-from serving.errors import BundleError
+from bertserve.export.errors import ExportError
+from bertserve.serving.errors import BundleError
 from tests.support.folders import grammar
 from tests.support.folders.answering import Served, Unanswered, difference, export_graph, library_answers
 from tests.support.folders.writing import LETTERS, special_tokens, write

@@ -13,7 +13,7 @@ import transformers
 from safetensors import torch as safetensors_torch
 from tokenizers import pre_tokenizers
 
-from export.progress import quiet
+from bertserve.export.progress import quiet
 from tests.support.checkpoints import BYTE_ROLES, ROLES, added_token, edit_json, write_json, write_modules
 from tests.support.folders import grammar
 from tests.support.folders.grammar import ABSENT, BYTE_LEVEL, OFFSET, PIECES, POSITIONS, WORDPIECE, value

@@ -3,5 +3,5 @@
 import sys
 import time
 
-if "serving.rollout.engine_process" in sys.orig_argv:
+if "bertserve.serving.rollout.engine_process" in sys.orig_argv:
     time.sleep(2)

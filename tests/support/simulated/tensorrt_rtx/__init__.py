@@ -6,7 +6,7 @@ import onnxruntime
 from cuda.bindings import driver
 from simulated_trt import builder, simulate
 
-if "export.engines.tensorrt_builder" in sys.orig_argv:
+if "bertserve.export.engines.tensorrt_builder" in sys.orig_argv:
     sys.modules[__name__] = builder(__name__, sys.orig_argv[-1])
 else:
     sys.modules[__name__] = simulate("rtx", onnxruntime, driver)
