@@ -1,7 +1,7 @@
 """MLPerf's LoadGen against a running server, over the Open Inference Protocol.
 
-`python -m bertserve.loadtest.mlperf --scenario NAME` runs one scenario, because LoadGen takes one configuration per process. Exit
-codes: 0 LoadGen says VALID, 1 it does not, 2 nothing could be measured.
+`python -m bertserve.loadtest.mlperf --scenario NAME` runs one scenario, because LoadGen takes one configuration per
+process. Exit codes: 0 LoadGen says VALID, 1 it does not, 2 nothing could be measured.
 """
 
 from __future__ import annotations

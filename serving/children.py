@@ -1,7 +1,7 @@
 """Runs project modules in child processes that end with this process.
 
-Imports almost nothing: an engine process calls `end_with_parent` before any slow work. `python -m bertserve.serving.children PID
-MODULE WORDS` does so for a module that cannot.
+Imports almost nothing: an engine process calls `end_with_parent` before any slow work. `python -m
+bertserve.serving.children PID MODULE WORDS` does so for a module that cannot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 def module_command(name: str, *words: str) -> list[str]:
     """Returns the command that runs a module.
 
-    `-P` keeps the working directory off the module path, so a folder named `serving` or `export` is never run.
+    `-P` keeps the working directory off the module path, so a folder named `bertserve` is never run.
     """
     return [sys.executable, "-P", "-m", name, *words]
 

@@ -49,7 +49,7 @@ def installing(extras: str, module: Path = Path(__file__)) -> str:
 
     In a virtual environment that is not activated, `pip` alone would be another one's.
     """
-    root, here = module.parents[1], Path.cwd()
+    root, here = module.parents[3], Path.cwd()
     pip = "pip" if sys.prefix == sys.base_prefix else shlex.quote(_from_here(Path(sys.prefix, "bin", "pip")))
     if not (root / "pyproject.toml").exists():
         return f"{pip} install 'bertserve[{extras}]'"

@@ -115,8 +115,8 @@ class Module:
 
     @cached_property
     def imports(self) -> set[str]:
-        """Full names of the modules imported, for types too."""
-        return imported_names(self.tree, for_types=True)
+        """Names of the modules imported, for types too: the project's without `bertserve.`."""
+        return {name.removeprefix("bertserve.") for name in imported_names(self.tree, for_types=True)}
 
     def reaches(self, *targets: str) -> set[str]:
         """The imports that lie at or below one of these names."""
@@ -139,9 +139,14 @@ def _row(name: str) -> str | None:
 
 
 def _modules() -> list[Module]:
-    paths = [ROOT / "bertserve.py", *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))]
+    paths = [
+        *(ROOT / "src/bertserve").glob("*.py"),
+        *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")),
+    ]
     return [
-        Module(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), path)
+        Module(
+            ".".join(path.relative_to(ROOT).with_suffix("").parts).removeprefix("src.").removesuffix(".__init__"), path
+        )
         for path in sorted(paths)
         if GENERATED not in path.name
     ]
@@ -209,14 +214,14 @@ def test_a_package_beside_the_server_imports_what_its_row_allows(package: str) -
     ("asked", "strangers", "loaded"),
     [
         (
-            "serving.settings, serving.inference.served_models",
+            "bertserve.serving.settings, bertserve.serving.inference.served_models",
             "onnxruntime openvino tensorrt tensorrt_rtx cuda onnx",
-            "serving.engine.kinds",
+            "bertserve.serving.engine.kinds",
         ),
         (
-            "bertserve, serving.server, serving.operations.doctor",
+            "bertserve, bertserve.serving.server, bertserve.serving.operations.doctor",
             "ray pyarrow pandas",
-            "serving.server",
+            "bertserve.serving.server",
         ),
     ],
     ids=["what is known of engines", "the server"],

@@ -65,7 +65,7 @@ def models(checkpoint: Path, expected: Sequence[float], environment: dict[str, s
     return folder
 
 
-def run(environment: dict[str, str], *words: str, program: Sequence[str] = ("bertserve.py",)) -> str:
+def run(environment: dict[str, str], *words: str, program: Sequence[str] = ("-m", "bertserve")) -> str:
     command, variables = [sys.executable, *program, *words], os.environ | environment
     ended = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr + ended.stdout

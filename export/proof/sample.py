@@ -1,7 +1,7 @@
 """Compares proven artifacts with PyTorch on a few texts; started by `serving/rollout/processor_check.py`.
 
-`python -m bertserve.export.proof.sample BUNDLE THREADS FILE...` prints a line of JSON: for each file whether it may be served,
-and the finding.
+`python -m bertserve.export.proof.sample BUNDLE THREADS FILE...` prints a line of JSON: for each file whether it may
+be served, and the finding.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The raw engine: the server's artifact in a bare loop around ONNX Runtime, as fast as possible on this machine.
 
-`python -m bertserve.loadtest.benchmarks.raw_engine` measures on request (see child.py). Inputs are made before the clock starts,
-so only `InferenceSession.run` is timed.
+`python -m bertserve.loadtest.benchmarks.raw_engine` measures on request (see child.py). Inputs are made before the
+clock starts, so only `InferenceSession.run` is timed.
 """
 
 from __future__ import annotations

@@ -212,7 +212,9 @@ class Benchmark:
         return f"{text}\nwritten: {store.path} and {path}"
 
 
-def parser(benchmarks: Sequence[type[Benchmark]], prog: str = "bertserve.loadtest.benchmarks") -> argparse.ArgumentParser:
+def parser(
+    benchmarks: Sequence[type[Benchmark]], prog: str = "bertserve.loadtest.benchmarks"
+) -> argparse.ArgumentParser:
     """The parser of the command line."""
     made = OptionParser(
         prog=f"python -m {prog}",
@@ -247,7 +249,9 @@ def parser(benchmarks: Sequence[type[Benchmark]], prog: str = "bertserve.loadtes
 
 
 def main(
-    benchmarks: Sequence[type[Benchmark]], argv: Sequence[str] | None = None, prog: str = "bertserve.loadtest.benchmarks"
+    benchmarks: Sequence[type[Benchmark]],
+    argv: Sequence[str] | None = None,
+    prog: str = "bertserve.loadtest.benchmarks",
 ) -> int:
     """Measures what is missing and writes the page.
 

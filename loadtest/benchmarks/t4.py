@@ -50,7 +50,9 @@ _COLOURS = ("blue", "orange", "green")
 
 def published(name: str, tokens: int) -> dict[int, dict[str, float]]:
     """The points of a table at one length, by batch size: `ms`, and `p99_ms` if published."""
-    content = json.loads((files("bertserve.loadtest.capacity") / "data" / "costs" / f"{name}.json").read_text(encoding="utf-8"))
+    content = json.loads(
+        (files("bertserve.loadtest.capacity") / "data" / "costs" / f"{name}.json").read_text(encoding="utf-8")
+    )
     return {point["texts"]: point for point in content["points"] if point["tokens"] == tokens}
 
 

@@ -1,4 +1,7 @@
-"""Closed-loop client for every server: `python -m bertserve.loadtest.generator.client` measures on request (child.py)."""
+"""Closed-loop client for every server.
+
+`python -m bertserve.loadtest.generator.client` measures on request (see child.py).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A no-op server: sends the same bytes for every request, over HTTP/1.1 and gRPC on one port.
 
-A client measures its own overhead against it. `python -m bertserve.loadtest.generator.null_server` prints its port and serves
-until its standard input ends.
+A client measures its own overhead against it. `python -m bertserve.loadtest.generator.null_server` prints its port and
+serves until its standard input ends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ import socket
 import sys
 
 from bertserve.loadtest.generator import frames
-from bertserve.loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, frame, header_block, prefixed
+from bertserve.loadtest.generator.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PREFACE,
+    frame,
+    header_block,
+    prefixed,
+)
 
 _NUMBERS = 384
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)

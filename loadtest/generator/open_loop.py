@@ -1,9 +1,9 @@
 """An open-loop generator process: sends requests on schedule and records the results.
 
-`python -m bertserve.loadtest.generator.open_loop` reads a line of JSON, a `Job`, and reports with an empty chunk (see records.py)
-that it is ready. It then reads a second line, the start time, and from then on writes chunks of records. One thread
-waits for the next send time or a reply, whichever comes first, and does nothing else meanwhile: it often shares its
-cores with the server.
+`python -m bertserve.loadtest.generator.open_loop` reads a line of JSON, a `Job`, and reports with an empty chunk (see
+records.py) that it is ready. It then reads a second line, the start time, and from then on writes chunks of records.
+One thread waits for the next send time or a reply, whichever comes first, and does nothing else meanwhile: it often
+shares its cores with the server.
 """
 
 from __future__ import annotations

@@ -111,7 +111,9 @@ def run(
     readers = [ChunkReader([""]) for _ in range(count)]
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
-        processes = [stack.enter_context(module_process("bertserve.loadtest.generator.open_loop")) for _ in range(count)]
+        processes = [
+            stack.enter_context(module_process("bertserve.loadtest.generator.open_loop")) for _ in range(count)
+        ]
         for index, (process, reader) in enumerate(zip(processes, readers, strict=True)):
             stack.callback(process.kill)
             _say(process, _job(target, load, index))

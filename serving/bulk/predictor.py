@@ -24,7 +24,15 @@ from bertserve.serving.bulk.sources import text_of
 from bertserve.serving.engine.base import Batch, EngineLoad, LaneKind
 from bertserve.serving.engine.batches import OneByOne
 from bertserve.serving.engine.process.worker import open_backend
-from bertserve.serving.errors import BertserveError, BundleError, EngineFault, InvalidRequest, StartupError, all_quoted, quoted
+from bertserve.serving.errors import (
+    BertserveError,
+    BundleError,
+    EngineFault,
+    InvalidRequest,
+    StartupError,
+    all_quoted,
+    quoted,
+)
 from bertserve.serving.fields.rule import Ignored, Level
 from bertserve.serving.host import available_cpus
 from bertserve.serving.records import ModelIndex

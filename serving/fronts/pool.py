@@ -138,7 +138,9 @@ class FrontProcess:
                 end.setblocking(False)
             descriptors = [theirs.fileno(), passed.fileno(), self._pool.slots.descriptor]
             self.process = subprocess.Popen(  # noqa: ASYNC220  fork and exec take a millisecond
-                module_command("bertserve.serving.front", *map(str, descriptors)), pass_fds=descriptors, stdin=subprocess.DEVNULL
+                module_command("bertserve.serving.front", *map(str, descriptors)),
+                pass_fds=descriptors,
+                stdin=subprocess.DEVNULL,
             )
             unused.pop_all()
         _, self.link = await asyncio.get_running_loop().create_connection(lambda: FrontLink(self._pool), sock=ours)

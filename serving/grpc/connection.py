@@ -5,7 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bertserve.serving.grpc.h2 import DataReceived, DataSent, ErrorCode, H2Connection, Limits, RequestReceived, StreamReset
+from bertserve.serving.grpc.h2 import (
+    DataReceived,
+    DataSent,
+    ErrorCode,
+    H2Connection,
+    Limits,
+    RequestReceived,
+    StreamReset,
+)
 from bertserve.serving.net.connection import Connection, Port
 from bertserve.serving.net.connection_limiter import PeerDebts, peer_of
 from bertserve.serving.net.lingering_close import unsent_bytes

@@ -19,7 +19,16 @@ from tokenizers import Tokenizer
 
 from bertserve.serving.errors import BertserveError, DeadlineExceeded, InternalError, InvalidRequest
 from bertserve.serving.inference.tokenizer import TextTokenizer
-from bertserve.serving.inference.tokenizer_process import CPU_S, MEMORY_BYTES, MEMORY_PER_BYTE, OPEN, OPEN_S, PROBE, pack, unpack
+from bertserve.serving.inference.tokenizer_process import (
+    CPU_S,
+    MEMORY_BYTES,
+    MEMORY_PER_BYTE,
+    OPEN,
+    OPEN_S,
+    PROBE,
+    pack,
+    unpack,
+)
 from bertserve.serving.inference.tokenizer_rules import MAX_GROWTH, SECTIONS, hostile_texts
 
 if TYPE_CHECKING:

@@ -19,7 +19,15 @@ from bertserve.serving.engine.specs import DATA_SUFFIX
 from bertserve.serving.errors import BundleError
 from bertserve.serving.models import verified_dir
 from bertserve.serving.models.artifact_scan import UnsafeArtifactError, check_model_file, check_plan_file
-from bertserve.serving.models.manifest import ENGINE_GRAPHS, MANIFEST, MODEL_NAME, UNPROVEN, FileEntry, Manifest, problem
+from bertserve.serving.models.manifest import (
+    ENGINE_GRAPHS,
+    MANIFEST,
+    MODEL_NAME,
+    UNPROVEN,
+    FileEntry,
+    Manifest,
+    problem,
+)
 from bertserve.serving.models.staging_dir import StagedVersion
 from bertserve.serving.models.verified_dir import UnverifiedError, digest
 

@@ -1,4 +1,7 @@
-"""Pages made from code: `python -m bertserve.serving.operations.generated_pages docs/reference` writes settings and metrics."""
+"""Pages made from code: settings and metrics.
+
+`python -m bertserve.serving.operations.generated_pages docs/reference` writes them.
+"""
 
 from __future__ import annotations
 

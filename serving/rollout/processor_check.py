@@ -2,8 +2,8 @@
 
 Kernels for 8-bit products differ more between processors than others do, and a library that computes them wrongly
 reports no error. So a few texts whose PyTorch answers lie in the bundle are computed before the artifact is served.
-`python -m bertserve.export.proof.sample` does this in a process of its own. An artifact that breaks its limits is left out, and
-the next best one is served. The node's cache keeps the findings.
+`python -m bertserve.export.proof.sample` does this in a process of its own. An artifact that breaks its limits is left
+out, and the next best one is served. The node's cache keeps the findings.
 """
 
 from __future__ import annotations

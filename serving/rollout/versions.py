@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bertserve.serving.errors import BundleError, EngineFailed, EngineLost, ModelNotFound, VersionNotLoaded, VersionRefused
+from bertserve.serving.errors import (
+    BundleError,
+    EngineFailed,
+    EngineLost,
+    ModelNotFound,
+    VersionNotLoaded,
+    VersionRefused,
+)
 from bertserve.serving.inference.served_models import ServedModel
 from bertserve.serving.inference.tokenizer import TextTokenizer
 from bertserve.serving.logs import tell

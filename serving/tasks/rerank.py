@@ -8,7 +8,17 @@ import numpy as np
 
 from bertserve.serving.records import EncodedText
 from bertserve.serving.tasks import replies, windows
-from bertserve.serving.tasks.base import GraphOutput, LoadFormat, Output, Task, TaskOptions, Way, floats, pairs_of, sigmoid
+from bertserve.serving.tasks.base import (
+    GraphOutput,
+    LoadFormat,
+    Output,
+    Task,
+    TaskOptions,
+    Way,
+    floats,
+    pairs_of,
+    sigmoid,
+)
 from bertserve.serving.tasks.windows import Windows  # noqa: TC001  msgspec reads the annotations
 
 if TYPE_CHECKING:

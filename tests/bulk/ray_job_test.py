@@ -61,7 +61,7 @@ class Jobs:
         self.words += ["--part-rows", str(PART_ROWS), "--threads", "2", "--engine", "fake", *options]
 
     def start(self, out: Path, *options: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "bertserve.py", "batch", *self.words, "--out", str(out), *options]
+        command = [sys.executable, "-m", "bertserve", "batch", *self.words, "--out", str(out), *options]
         return subprocess.Popen(
             command, cwd=ROOT, env=environment(TOKEN), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

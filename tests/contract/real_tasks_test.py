@@ -39,9 +39,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of all of them, as `bertserve export` makes them."""
     repository = tmp_path_factory.mktemp("real")
     for name in NAMES:
-        command = [sys.executable, "bertserve.py", "export", str(SHARED / "models" / name), "--precision", "fp32"]
+        command = [sys.executable, "-m", "bertserve", "export", str(SHARED / "models" / name), "--precision", "fp32"]
         subprocess.run([*command, "--out", str(repository)], cwd=ROOT, capture_output=True, check=True)
-    command = [sys.executable, "bertserve.py", "export", str(SHARED / "models" / NAMES[0]), "--precision", "fp32"]
+    command = [sys.executable, "-m", "bertserve", "export", str(SHARED / "models" / NAMES[0]), "--precision", "fp32"]
     command += ["--task", "embed_tokens", "--name", "tokens", "--out", str(repository)]
     subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     with Server(repository) as running:
@@ -60,7 +60,7 @@ LABELLED = {
 def test_int8_keeps_its_limits_on_labelled_text(tmp_path: Path, name: str) -> None:
     """An export that is given labelled text stops at a lost point; INT8 with fixed ranges passes, and is batched."""
     source = name if name == "demo" else str(SHARED / "models" / name)
-    command = [sys.executable, "bertserve.py", "export", source, "--name", "real", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "bertserve", "export", source, "--name", "real", "--out", str(tmp_path)]
     command += ["--precision", "int8", "--precision", "int8-openvino"]
     command += ["--reference", str(SHARED / "data" / LABELLED[name])]
     subprocess.run(command, cwd=ROOT, capture_output=True, check=True)

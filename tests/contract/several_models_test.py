@@ -10,7 +10,7 @@ import numpy as np
 import openai
 import pytest
 
-import bertserve.serving.tasks
+from bertserve.serving.tasks import TASKS as KNOWN
 from tests.support.clients import get, post_json
 from tests.support.models import ROOT
 from tests.support.openai_client import client_of
@@ -64,7 +64,7 @@ def test_the_announced_request_works(several: Server) -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_each_tasks_announced_request_works(tasks_server: Server, task: str) -> None:
     """As the server of that model alone shows it, and the page about protocols, with the reply's fields."""
-    known = serving.tasks.TASKS[task]
+    known = KNOWN[task]
     path, body = known.path, json.dumps(known.example)
     reply = post_json(tasks_server.http, path, body.encode())
     assert reply.status == 200

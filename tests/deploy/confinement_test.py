@@ -88,7 +88,7 @@ class Confined:
         ports = (("--http-port", self.http), ("--grpc-port", self.grpc), ("--metrics-port", self.metrics))
         words = [word for name, place in ports for word in (name, place.rpartition(":")[2])]
         pinned = ["env", "--unset=HOME", "taskset", "--cpu-list", str(CORE)]
-        serve = [sys.executable, "bertserve.py", "serve", "--models", str(models), "--cache-dir", str(cache)]
+        serve = [sys.executable, "-m", "bertserve", "serve", "--models", str(models), "--cache-dir", str(cache)]
         self.process = subprocess.Popen(
             [*confine(models, cache), *pinned, *serve, *words, "--lame-duck-s", "0", "--log-format", "json"],
             cwd=ROOT,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,11 +16,10 @@ import pytest
 from tests.support.clients import Grpc, Tei, get
 from tests.support.models import HIDDEN_SIZE, ROOT
 from tests.support.server import MEASURED, Server, environment
-from tests.support.wheel import SOURCES, install
+from tests.support.wheel import PACKAGES, install
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 EXTRAS = frozenset({"cpu"})
 """As `pip install 'bertserve[cpu]'`."""
@@ -54,15 +55,13 @@ def run(program: Path, *words: str, cwd: Path) -> subprocess.CompletedProcess[st
 
 def test_every_data_file_is_in_the_wheel(wheel: Path) -> None:
     """Pages, styles, texts, tables, protocol definitions and the mark that the packages are typed."""
-    folders = [ROOT / source for source in SOURCES if (ROOT / source).is_dir()]
+    folders = [ROOT / package for package in PACKAGES]
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix not in NO_DATA]
-    data = {str(path.relative_to(ROOT)) for path in files if "__pycache__" not in path.parts}
+    data = {f"bertserve/{path.relative_to(ROOT)}" for path in files if "__pycache__" not in path.parts}
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {"serving/py.typed", "serving/web/index.html"} <= data
-    assert data - names == set()
-    assert "bertserve.py" in names
-    packages = {name.partition("/")[0] for name in names if "/" in name and ".dist-info/" not in name}
-    assert packages == {source for source in SOURCES if (ROOT / source).is_dir()}
+    assert "bertserve/serving/web/index.html" in data
+    assert (data | {"bertserve/py.typed"}) - names == set()
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"bertserve"}
 
 
 def test_the_wheel_brings_its_licence(wheel: Path) -> None:
@@ -75,11 +74,35 @@ def test_the_wheel_brings_its_licence(wheel: Path) -> None:
 
 def test_only_the_wheel_is_imported(programs: Path, elsewhere: Path) -> None:
     """Neither the repository nor a package that the wheel does not ask for: the environment is a bare one."""
-    code = "from importlib.util import find_spec\nfor name in ('serving', 'torch', 'pytest'): print(find_spec(name))"
+    code = "from importlib.util import find_spec\nfor name in ('bertserve', 'serving', 'torch', 'pytest'): print(find_spec(name))"
     done = run(programs / "python", "-c", code, cwd=elsewhere)
     ours, *others = done.stdout.splitlines()
     assert str(programs.parent) in ours
-    assert others == ["None", "None"]
+    assert others == ["None", "None", "None"]
+
+
+@pytest.mark.parametrize("place", ["wheel", "checkout"])
+def test_a_project_may_have_folders_of_the_same_names(programs: Path, tmp_path: Path, place: str) -> None:
+    """Its own are imported by those names, and ours by one name each."""
+    for name in PACKAGES:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("")
+    code = (
+        "import sys, bertserve.serving.server, bertserve.serving.bulk.predictor, serving, export, loadtest\n"
+        "files = [module.__file__ for module in sys.modules.values() if getattr(module, '__file__', None)]\n"
+        "assert len(files) == len(set(map(__import__('os').path.realpath, files)))\n"
+        "print(serving.__file__, export.__file__, loadtest.__file__)"
+    )
+    python = programs / "python" if place == "wheel" else Path(sys.executable)
+    done = run(python, "-c", code, cwd=tmp_path)
+    assert done.stdout.split() == [str(tmp_path / name / "__init__.py") for name in PACKAGES], done.stderr
+
+
+def test_a_checkout_offers_one_name(elsewhere: Path) -> None:
+    """Its folders are found below `bertserve` alone."""
+    code = "from importlib.util import find_spec\nfor name in ('serving', 'export', 'loadtest'): print(find_spec(name))"
+    done = run(Path(sys.executable), "-c", code, cwd=elsewhere)
+    assert done.stdout.split() == ["None"] * 3
 
 
 def test_it_serves(installed: Server) -> None:
@@ -143,4 +166,4 @@ def test_the_simulator_brings_its_tables(wheel: Path, programs: Path, elsewhere:
     assert not (elsewhere / "page.html").exists()
     pages = ("export/*.html", "export/*.css", "export/*.mplstyle", "loadtest/*.html", "loadtest/*.j2")
     kept = subprocess.run(["git", "ls-files", *pages], cwd=ROOT, capture_output=True, text=True, check=True).stdout  # noqa: S607
-    assert set(kept.split()) <= set(zipfile.ZipFile(wheel).namelist())
+    assert {f"bertserve/{name}" for name in kept.split()} <= set(zipfile.ZipFile(wheel).namelist())

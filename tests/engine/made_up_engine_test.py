@@ -30,9 +30,8 @@ TEXT = "the cat sat on the mat"
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The server's own files and one more, with a model to serve."""
     tree = tmp_path_factory.mktemp("tree")
-    shutil.copytree(ROOT / "serving", tree / "serving", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "bertserve.py", tree)
-    shutil.copy(made_up_engine.__file__, tree / "serving/engine/kinds/reference.py")
+    shutil.copytree(ROOT / "src" / "bertserve", tree / "bertserve", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(made_up_engine.__file__, tree / "bertserve/serving/engine/kinds/reference.py")
     write_bundle(tree / "models", tiny_model("classify"))
     return tree
 

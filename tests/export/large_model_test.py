@@ -154,7 +154,7 @@ def test_xlm_roberta_large(tmp_path: Path, record_property: Callable[[str, objec
     The vectors of ids from all over the vocabulary are compared: a gigabyte of it is mapped.
     """
     checkpoint = write_large_checkpoint(tmp_path / "large")
-    command = [sys.executable, "bertserve.py", "export", str(checkpoint), "--out", str(tmp_path / "models"), *ORT]
+    command = [sys.executable, "-m", "bertserve", "export", str(checkpoint), "--out", str(tmp_path / "models"), *ORT]
     with subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True) as process:
         out = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)

@@ -69,7 +69,8 @@ def test_a_plot_of_the_same_is_the_same_to_the_byte() -> None:
 def test_plots_write_nothing_into_a_home(tmp_path: Path) -> None:
     """Not even what would be faster the next time; a home that is not there is no matter."""
     program = (
-        "from bertserve.export.pages.plots import Shares, as_file; import os; as_file('t', Shares('ms', [('a', 'blue', 1)]));"
+        "import os; from bertserve.export.pages.plots import Shares, as_file; "
+        "as_file('t', Shares('ms', [('a', 'blue', 1)]));"
         "assert 'MPLCONFIGDIR' not in os.environ"
     )
     env = {name: value for name, value in os.environ.items() if name != "MPLCONFIGDIR"}

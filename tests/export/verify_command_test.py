@@ -273,7 +273,7 @@ def test_an_engine_is_proven_on_its_gpu_and_served_from_there(small: Path, tmp_p
     limit = json.loads((small / MANIFEST).read_text())["max_length"]
     add_engine(small, plan((small / FP32).read_bytes(), "rtx", [limit]))
     env = environment(gpu_environment())
-    command = [sys.executable, "bertserve.py", "verify", str(small), "--cache-dir", str(tmp_path / "cache")]
+    command = [sys.executable, "-m", "bertserve", "verify", str(small), "--cache-dir", str(tmp_path / "cache")]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "model.sm75.fp16.engine was unproven; now proven on this machine" in done.stdout

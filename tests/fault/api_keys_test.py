@@ -16,7 +16,7 @@ from google.protobuf import descriptor_pb2
 from h2.errors import ErrorCodes
 from hyperframe.frame import HeadersFrame
 
-import bertserve.serving
+from bertserve import serving
 from bertserve.loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed
 from bertserve.serving.grpc.services import reflection_pb2
 from bertserve.serving.security.keys import ApiKeys

@@ -46,7 +46,7 @@ def export_demo(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> C
 
     def export(*words: str) -> Path:
         root = tmp_path_factory.mktemp("models")
-        command = [sys.executable, "bertserve.py", "export", "demo", "--out", str(root), "--name", "minilm", *words]
+        command = [sys.executable, "-m", "bertserve", "export", "demo", "--out", str(root), "--name", "minilm", *words]
         command += ["--precision", "fp32", "--precision", "fp16"]
         target = machine.gpus[0].target
         if not machine.libraries["rtx"].problem and target in {"sm75", "sm80", "sm86", "sm89", "sm120"}:
@@ -67,7 +67,7 @@ def bundle(export_demo: Callable[..., Path]) -> Bundle:
 def proven(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A node's cache with the proofs of what this GPU ran, beside PyTorch's answers on at least 256 texts."""
     cache = tmp_path_factory.mktemp("cache")
-    command = [sys.executable, "bertserve.py", "verify", str(bundle.path), "--cache-dir", str(cache)]
+    command = [sys.executable, "-m", "bertserve", "verify", str(bundle.path), "--cache-dir", str(cache)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(next(cache.rglob("derived.json")).read_text())["proofs"] or "is within its limits" in done.stdout

@@ -15,7 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertserve.loadtest.generator import frames as wire
-from bertserve.loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, prefixed, reset, window_update
+from bertserve.loadtest.generator.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    frame,
+    prefixed,
+    reset,
+    window_update,
+)
 from bertserve.serving.grpc.connection import GrpcConnection
 from bertserve.serving.net.connection import Port
 from bertserve.serving.net.ports import lifetime_s

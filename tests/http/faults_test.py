@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from bertserve.serving.errors import BertserveError, EmptyInput, InvalidRequest, MethodNotAllowed, RouteNotFound, WrongTask
+from bertserve.serving.errors import (
+    BertserveError,
+    EmptyInput,
+    InvalidRequest,
+    MethodNotAllowed,
+    RouteNotFound,
+    WrongTask,
+)
 from bertserve.serving.http.faults import error_body, status_of
 
 WHY, OF_ANY_ALPHABET = "why", 'a "quoted"\nläne \u2028'

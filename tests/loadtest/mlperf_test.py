@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import socketserver
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import pytest
 
 from bertserve.loadtest.errors import BenchError
 from bertserve.loadtest.mlperf import IMPOSSIBLE, INVALID, SCENARIOS, VALID, main, verdict_of
-from tests.support.models import ROOT
 from tests.support.server import FAKE
 
 if TYPE_CHECKING:
@@ -45,9 +43,19 @@ Result is : VALID
 
 def loadgen(url: str, out: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """A run of half a second."""
-    command = [sys.executable, "-m", "bertserve.loadtest.mlperf", "--target", url, "--seconds", "0.5", "--out", str(out), *words]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment, cwd=out)
+    command = [
+        sys.executable,
+        "-m",
+        "bertserve.loadtest.mlperf",
+        "--target",
+        url,
+        "--seconds",
+        "0.5",
+        "--out",
+        str(out),
+        *words,
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=out)
 
 
 @needs_loadgen

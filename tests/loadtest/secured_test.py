@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import ssl
 import subprocess
@@ -201,7 +200,6 @@ def test_locust_asks_a_secured_server(secured: Server, certificates: Certificate
             *files(certificates),
         ],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -136,7 +136,7 @@ def doctor(*options: str, cold: bool = False) -> subprocess.CompletedProcess[str
     """The command; `cold`: in a Python that is started anew, as a shell does."""
     if not cold:
         return fork_server().run(["doctor", *options], environment(), ROOT, 60)
-    command = [sys.executable, "bertserve.py", "doctor", *options]
+    command = [sys.executable, "-m", "bertserve", "doctor", *options]
     return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -101,7 +101,9 @@ def test_advice_to_install_works_where_it_is_printed(tmp_path: Path, monkeypatch
     pip, *words = shlex.split(installing("loadtest"))
     assert words == ["install", "--constraint", f"{ROOT}/constraints.txt", "--editable", f"{ROOT}[loadtest]"]
     assert pip == "pip" or Path(pip).is_absolute()
-    assert installing("loadtest", tmp_path / "serving" / "host.py").endswith("pip install 'bertserve[loadtest]'")
+    assert installing(
+        "loadtest", tmp_path / "lib" / "python3" / "site-packages" / "bertserve" / "serving" / "host.py"
+    ).endswith("pip install 'bertserve[loadtest]'")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,7 @@ def test_advice_to_install_works_where_it_is_printed(tmp_path: Path, monkeypatch
         ("{here}/.venv/bin/bertserve", "/usr/bin", ".venv/bin/bertserve serve"),
         ("/opt/my env/bin/bertserve", "/usr/bin", "'/opt/my env/bin/bertserve' serve"),
         ("{here}/.venv/bin/bertserve", "{here}/.venv/bin", "bertserve serve"),
-        ("{here}/bertserve.py", "/usr/bin", "bertserve serve"),
+        ("{here}/src/bertserve/__main__.py", "/usr/bin", "bertserve serve"),
     ],
 )
 def test_a_command_that_is_advised_begins_as_the_one_that_was_typed(

@@ -315,7 +315,7 @@ def _command(outputs: list[int], words: list[str], env: dict[str, str], cwd: str
         del sys.modules[name]
     if ("--engine", "fake") in itertools.pairwise(words):
         remote_engine.subprocess = _Forks()  # type: ignore[assignment]
-    sys.argv = ["bertserve.py", *words]
+    sys.argv = ["bertserve", *words]
     from bertserve import main  # noqa: PLC0415  long imported
     from bertserve.serving.fronts import pool  # noqa: PLC0415  likewise
 

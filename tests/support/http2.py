@@ -13,7 +13,17 @@ from hpack import Decoder, Encoder
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame, SettingsFrame
 
 from bertserve.loadtest.generator import frames as wire
-from bertserve.loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, frame, prefixed, reset, settings
+from bertserve.loadtest.generator.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PREFACE,
+    frame,
+    prefixed,
+    reset,
+    settings,
+)
 from tests.support.clients import MODEL_INFER, RawConnection
 
 if TYPE_CHECKING:

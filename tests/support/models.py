@@ -69,7 +69,7 @@ def kept(key: str, make: Callable[[Path], None]) -> Path:
 
 
 def _export(folder: Path) -> None:
-    command = [sys.executable, "bertserve.py", "export", "demo", "--out", str(folder)]
+    command = [sys.executable, "-m", "bertserve", "export", "demo", "--out", str(folder)]
     command += ["--precision", "fp32", "--precision", "int8"]  # of ONNX Runtime alone
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_EXPORT_LIMIT_S, check=False)
     if done.returncode != 0:

@@ -65,7 +65,7 @@ RUNNING: list[Server] = []
 SLOW_ENGINES = {"PYTHONPATH": str(Path(__file__).with_name("slow_engines"))}
 """Environment in which engines take two seconds longer to start."""
 
-FROM_SOURCE = (sys.executable, "bertserve.py")
+FROM_SOURCE = (sys.executable, "-m", "bertserve")
 """The program that the working tree is."""
 
 

@@ -15,10 +15,8 @@ from packaging.requirements import Requirement
 from tests.support.models import ROOT
 
 NAME = "bertserve"
-SOURCES = (
-    *("pyproject.toml", "README.md", "LICENSE", "bertserve.py"),
-    *("serving", "export", "loadtest"),
-)
+PACKAGES = ("serving", "export", "loadtest")
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "src", *PACKAGES)
 """What the wheel is built of."""
 _LIMIT_S = 120
 
@@ -29,7 +27,9 @@ def build_wheel(folder: Path) -> Path:
     copy.mkdir(parents=True)
     for source in SOURCES:
         if (ROOT / source).is_dir():
-            shutil.copytree(ROOT / source, copy / source, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                ROOT / source, copy / source, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+            )
         else:
             shutil.copyfile(ROOT / source, copy / source)
     _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(copy))

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from bertserve.export.checkpoint.families.family import BERT_FIXED, BERT_SIZES, PLAIN_ATTENTION_LAYER, WORD_EMBEDDING, Family
+from bertserve.export.checkpoint.families.family import (
+    BERT_FIXED,
+    BERT_SIZES,
+    PLAIN_ATTENTION_LAYER,
+    WORD_EMBEDDING,
+    Family,
+)
 
 FAMILY = Family(
     model_type="mpnet",

@@ -1,4 +1,4 @@
-"""`python -m bertserve.loadtest.benchmarks.exports NAME`: benchmarks that need the exporter, run by the common runner."""
+"""`python -m bertserve.loadtest.benchmarks.exports NAME`: benchmarks that need the exporter."""
 
 from __future__ import annotations
 

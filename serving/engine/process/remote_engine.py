@@ -19,7 +19,16 @@ from bertserve.serving.cgroups import memory_limit, oom_kills
 from bertserve.serving.children import module_command
 from bertserve.serving.engine.base import Engine, EngineLoad, LaneKind, lanes_for
 from bertserve.serving.engine.kinds import ENGINES
-from bertserve.serving.engine.process.wire import KINDS, FrameReader, Kind, Ready, Refused, pack, pack_run, unpack_result
+from bertserve.serving.engine.process.wire import (
+    KINDS,
+    FrameReader,
+    Kind,
+    Ready,
+    Refused,
+    pack,
+    pack_run,
+    unpack_result,
+)
 from bertserve.serving.errors import BertserveError, EngineFailed, EngineFault, EngineLost
 from bertserve.serving.host import can_busy_wait
 from bertserve.serving.scheduling.cost import CostTable

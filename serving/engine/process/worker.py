@@ -25,7 +25,16 @@ from bertserve.serving.engine.batches import OneByOne
 from bertserve.serving.engine.cpu.backend import CpuBackend
 from bertserve.serving.engine.kinds import ENGINES
 from bertserve.serving.engine.process.warm_up import warm_up
-from bertserve.serving.engine.process.wire import Channel, Kind, Ready, Refused, WireError, pack, pack_result, unpack_run
+from bertserve.serving.engine.process.wire import (
+    Channel,
+    Kind,
+    Ready,
+    Refused,
+    WireError,
+    pack,
+    pack_result,
+    unpack_run,
+)
 from bertserve.serving.errors import BundleError, EngineFault
 from bertserve.serving.host import can_busy_wait, installing
 

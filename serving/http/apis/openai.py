@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from bertserve.serving.errors import ForeignTokenIds
-from bertserve.serving.http.apis.openai_messages import EmbeddingsReply, EmbeddingsRequest, ModelCard, ModelList, TextInput
+from bertserve.serving.http.apis.openai_messages import (
+    EmbeddingsReply,
+    EmbeddingsRequest,
+    ModelCard,
+    ModelList,
+    TextInput,
+)
 from bertserve.serving.http.apis.tei import BYTES_PER_ID, text_inputs
 from bertserve.serving.http.apis.vectors import in_form, rows_json, size_of, sparse_json
 from bertserve.serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head

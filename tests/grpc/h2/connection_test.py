@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertserve.loadtest.generator import frames as wire
-from bertserve.loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, frame, reset, settings, window_update
+from bertserve.loadtest.generator.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    frame,
+    reset,
+    settings,
+    window_update,
+)
 from bertserve.serving.grpc.h2 import (
     ConnectionFailed,
     DataReceived,

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bertserve.loadtest.benchmarks.exports.__main__ import BENCHMARKS
-from bertserve.loadtest.benchmarks.exports.encoder_kernels import BASE, LARGE, LAUNCH_US, Encoder, Kernel, floor_us, kernels
+from bertserve.loadtest.benchmarks.exports.encoder_kernels import (
+    BASE,
+    LARGE,
+    LAUNCH_US,
+    Encoder,
+    Kernel,
+    floor_us,
+    kernels,
+)
 from bertserve.loadtest.benchmarks.exports.gpu import bottleneck
 from bertserve.loadtest.benchmarks.runner import main
 from bertserve.loadtest.benchmarks.store import Store

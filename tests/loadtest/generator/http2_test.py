@@ -9,7 +9,16 @@ from hyperframe.frame import DataFrame, HeadersFrame, SettingsFrame, WindowUpdat
 from bertserve.loadtest.errors import BenchError
 from bertserve.loadtest.generator import frames as wire
 from bertserve.loadtest.generator.closed_loop import Lane, connect
-from bertserve.loadtest.generator.frames import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, frame, header_block, prefixed
+from bertserve.loadtest.generator.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PREFACE,
+    frame,
+    header_block,
+    prefixed,
+)
 from bertserve.loadtest.generator.http2 import GrpcWire, fields_of
 from tests.support.grpc_server import grpc_server
 from tests.support.http2 import of_type, split

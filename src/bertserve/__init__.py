@@ -7,15 +7,24 @@ import importlib.metadata
 import sys
 
 VERBS = {
-    "serve": ("bertserve.serving.cli", "Serve a model repository, or export a checkpoint and serve it, over HTTP and gRPC."),
+    "serve": (
+        "bertserve.serving.cli",
+        "Serve a model repository, or export a checkpoint and serve it, over HTTP and gRPC.",
+    ),
     "export": ("bertserve.export.cli.export", "Export a BERT checkpoint as a verified model bundle."),
     "verify": ("bertserve.export.cli.verify", "Verify a bundle's artifacts on this machine, without PyTorch."),
     "build": ("bertserve.export.cli.build", "Build a TensorRT engine of a bundle for this node, and verify it."),
     "inspect": ("bertserve.export.cli.inspect", "Show what a bundle contains and how each artifact was verified."),
-    "doctor": ("bertserve.serving.operations.doctor", "Check what this machine can run, and whether the server would start."),
+    "doctor": (
+        "bertserve.serving.operations.doctor",
+        "Check what this machine can run, and whether the server would start.",
+    ),
     "load": ("bertserve.loadtest.cli", "Run an open-loop load test and check it against an SLO."),
     "simulate": ("bertserve.loadtest.capacity.simulate_cli", "Simulate a server under load from measured batch costs."),
-    "batch": ("bertserve.serving.bulk.cli", "Run a model over every row of text files, on this machine or a Ray cluster."),
+    "batch": (
+        "bertserve.serving.bulk.cli",
+        "Run a model over every row of text files, on this machine or a Ray cluster.",
+    ),
 }
 
 FIRST_STEPS = {
@@ -67,7 +76,3 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     module, _ = VERBS[words[0]]
     return int(importlib.import_module(module).main(words[1:]))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
