@@ -117,10 +117,12 @@ def test_the_readme_names_commands_that_exist() -> None:
         assert shown <= targets
 
 
-def test_a_clone_holds_no_link() -> None:
-    """One that leads nowhere stood in the place of `models/`, so that the README's first command failed."""
+def test_links_of_a_clone_lead_to_its_folders() -> None:
+    """One that led nowhere stood in the place of `models/`, so that the README's first command failed."""
     listed = subprocess.run(["git", "ls-files", "--stage"], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S607
-    assert [line for line in listed.stdout.splitlines() if line.startswith("120000 ")] == []
+    links = {line.partition("\t")[2] for line in listed.stdout.splitlines() if line.startswith("120000 ")}
+    assert links == {f"src/bertserve/{name}" for name in ("serving", "export", "loadtest")}
+    assert all((ROOT / link).resolve() == ROOT / Path(link).name for link in links)
 
 
 def test_the_readme_is_short() -> None:

@@ -157,7 +157,7 @@ def different_texts(least: int, most: int, count: int, seed: int = 1) -> list[st
 @functools.cache
 def sentence_words() -> list[str]:
     """The words of the built-in English text."""
-    return (files("loadtest") / "data" / "sentences.txt").read_text(encoding="utf-8").split()
+    return (files("bertserve.loadtest") / "data" / "sentences.txt").read_text(encoding="utf-8").split()
 
 
 def _fitting(costs: list[int], start: int, tokens: int) -> Iterator[int]:

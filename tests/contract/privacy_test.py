@@ -55,7 +55,7 @@ def test_a_server_that_answers_has_left_no_trace(models: Path, home: Path) -> No
 )
 def test_our_packages_keep_libraries_quiet(home: Path, package: str, library: str) -> None:
     """Whichever of our modules imports one, its package was imported before."""
-    command = [sys.executable, "-c", f"import {package}, {library}"]
+    command = [sys.executable, "-c", f"import bertserve.{package}, {library}"]
     subprocess.run(command, cwd=ROOT, timeout=LIMIT_S, check=True)
     assert left_in(home) == []
 
@@ -63,7 +63,7 @@ def test_our_packages_keep_libraries_quiet(home: Path, package: str, library: st
 @pytest.mark.usefixtures("home")
 def test_someone_who_wants_reports_may_have_them() -> None:
     """A setting of the operator's own is left as it is."""
-    command = [sys.executable, "-c", "import os, serving; print(os.environ['ORT_DISABLE_TELEMETRY'])"]
+    command = [sys.executable, "-c", "import os, bertserve.serving; print(os.environ['ORT_DISABLE_TELEMETRY'])"]
     environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "0"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=True

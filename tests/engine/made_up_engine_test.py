@@ -28,7 +28,7 @@ TEXT = "the cat sat on the mat"
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The server's own files and one more, with a model to serve."""
+    """The project's own files and one more, with a model to serve."""
     tree = tmp_path_factory.mktemp("tree")
     shutil.copytree(ROOT / "src" / "bertserve", tree / "bertserve", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(made_up_engine.__file__, tree / "bertserve/serving/engine/kinds/reference.py")
@@ -39,7 +39,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def serve(tree: Path) -> Callable[..., Server]:
     def server(*options: str) -> Server:
-        program = (sys.executable, "-m", "bertserve")
+        program = (sys.executable, "-P", "-m", "bertserve")
         env = {"PYTHONPATH": str(tree)}
         return Server(tree / "models", "--threads", "1", *options, program=program, cwd=tree, env=env)
 

@@ -257,7 +257,7 @@ def test_every_route_answers_the_same(plain: Everywhere) -> None:
 
 _LEAVES = (str, bytes, int, float, complex, bool, type(None), enum.Enum, PurePath)
 _MOST = 1_000_000
-_ROOM = "serving"
+_ROOM = "bertserve"
 
 
 def held(*roots: object) -> dict[str, object]:
