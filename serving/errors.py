@@ -278,6 +278,10 @@ def empty_input(field: str, index: int, count: int) -> EmptyInput:
     return EmptyInput(f"`{field}` cannot be empty" + (f" (input {index})" if count > 1 else ""), param=field)
 
 
+def body_too_large(most: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body exceeds {most} bytes{setting_of(most)}")
+
+
 def too_many_inputs(count: int, most: int) -> InvalidRequest:
     said = f"the request has {quoted(count)} inputs; the maximum is {most}{setting_of(most)}"
     return InvalidRequest(said, param="input")

@@ -20,7 +20,7 @@ from bertserve.serving.garbage import freeze
 from bertserve.serving.host import available_cpus
 from bertserve.serving.http.apis import operations
 from bertserve.serving.http.app import App
-from bertserve.serving.http.middleware import is_loopback
+from bertserve.serving.http.hosts import is_loopback
 from bertserve.serving.inference.answer_cache import AnswerCache
 from bertserve.serving.inference.dispatcher import Dispatcher
 from bertserve.serving.inference.pipeline import Pipeline

@@ -13,8 +13,8 @@ from bertserve.serving.host import installing
 from bertserve.serving.http.apis.openai_ids import OpenAiIds
 from bertserve.serving.http.app import App
 from bertserve.serving.http.app_context import AppContext
+from bertserve.serving.http.hosts import known_hosts
 from bertserve.serving.http.listener import HttpListener
-from bertserve.serving.http.middleware import known_hosts
 from bertserve.serving.lifecycle import REPLY_GRACE_S
 from bertserve.serving.net.connection import Port
 from bertserve.serving.net.observer import RequestObserver

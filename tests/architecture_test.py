@@ -344,8 +344,7 @@ def test_nothing_turns_data_into_code(module: Module) -> None:
 
 
 BROAD_HANDLERS = {
-    "serving.http.app_context": "the HTTP boundary",
-    "serving.http.asgi": "the same around the framework",
+    "serving.http.app": "the HTTP boundary",
     "serving.http.connection": "the same around the making of a reply, which nobody awaits",
     "serving.unawaited": "the boundary of all else that nobody awaits",
     "serving.grpc.boundary": "the gRPC boundary",

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from bertserve.serving.fronts.wire import Replied
 from bertserve.serving.grpc.calls import Method
 from bertserve.serving.http.exchange import HttpRequest, ignored_head
-from bertserve.serving.http.routes import ApiRoute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,11 +34,7 @@ class Calls:
 
     def __init__(self, app: App, methods: Mapping[str, Method | BertserveError], pool: FrontPool) -> None:
         self._context = replace(app.context, gather=None)  # `answer` has gathered
-        self._routes = {
-            (route.method, route.path): route.direct
-            for route in app.routes
-            if isinstance(route, ApiRoute) and route.of_core
-        }
+        self._routes = {(route.method, route.path): route.endpoint for route in app.routes if route.of_core}
         self._methods = {path: method for path, method in methods.items() if isinstance(method, Method)}
         self._pool = pool
 

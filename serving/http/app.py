@@ -1,31 +1,39 @@
-"""The ASGI application with the HTTP routes of a port, for our own connections and other ASGI servers."""
+"""The application of an HTTP port: finds the route of a request, and is the error boundary around its endpoint."""
 
 from __future__ import annotations
 
-from http import HTTPStatus
+import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI, Request
-from starlette.exceptions import HTTPException
-
-from bertserve.serving.errors import BertserveError, InvalidRequest, MethodNotAllowed, route_not_found
+from bertserve.serving.errors import (
+    BertserveError,
+    ClientGone,
+    InternalError,
+    MethodNotAllowed,
+    NotReady,
+    route_not_found,
+)
 from bertserve.serving.http.apis import cohere, console_page, huggingface, oip, openai, operations, tei
-from bertserve.serving.http.app_context import refuse
-from bertserve.serving.http.asgi import AsgiReply, head_of, read_request
-from bertserve.serving.http.exchange import NO_ROUTE
-from bertserve.serving.http.middleware import Authentication, Preflights
+from bertserve.serving.http.cors import PREFLIGHT, is_preflight
+from bertserve.serving.http.exchange import NO_ROUTE, HttpReply, error_reply
 from bertserve.serving.http.near_paths import KnownPaths
 from bertserve.serving.http.openapi import docs_router, document
-from bertserve.serving.http.routes import Router, methods_of
-from bertserve.serving.oip.service import SERVER_NAME, SERVER_VERSION
+from bertserve.serving.http.routes import Router, RouteTable
+from bertserve.serving.inference.requests import RequestTrace
+from bertserve.serving.logs import fields
+from bertserve.serving.security.keys import refusal
+from bertserve.serving.unawaited import is_cancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from starlette.responses import Response
+    from bertserve.serving.errors import Unauthenticated
+    from bertserve.serving.http.app_context import AppContext, Endpoint
+    from bertserve.serving.http.exchange import HttpRequest
+    from bertserve.serving.net.observer import RequestObserver
 
-    from bertserve.serving.http.app_context import AppContext
-    from bertserve.serving.http.exchange import HttpReply, HttpRequest
+log = logging.getLogger("bertserve.http")
 
 PROTOCOLS = (
     *(tei.router, huggingface.router, openai.router, cohere.router, oip.router),
@@ -33,8 +41,10 @@ PROTOCOLS = (
 )
 
 
-class App(FastAPI):
-    """The FastAPI application with our routes.
+class App:
+    """Answers requests: `unauthenticated` rejects a head, `answer` takes a whole request.
+
+    The sender of a reply calls `sent` once, so that counts, logs and traces show the reply that was sent.
 
     Attributes:
         public: Paths that need no API key.
@@ -43,62 +53,121 @@ class App(FastAPI):
     """
 
     def __init__(self, context: AppContext, routers: Sequence[Router] = PROTOCOLS, *, documented: bool = True) -> None:
-        super().__init__(
-            title=SERVER_NAME,
-            version=SERVER_VERSION,
-            openapi_url=None,
-            redirect_slashes=False,
-            exception_handlers={404: self._refuse_unmatched, 405: self._refuse_unmatched, BertserveError: self._refuse},
-        )
         self.context = context
         documentation = [docs_router(self.described)] if documented else []
-        routes = [route for router in (*routers, *documentation) for route in router.routes]
-        self.router.routes.extend(routes)
-        self._help = "see /docs" if documented else f"available: {', '.join(route.path for route in routes)}"
-        self._known = KnownPaths(route.path for route in routes)
-        self.public = frozenset(route.path for route in routes if route.public)
-        self._paths = frozenset(route.path for route in routes if "{" not in route.path)
+        self.routes = [route for router in (*routers, *documentation) for route in router.routes]
+        self.public = frozenset(route.path for route in self.routes if route.public)
         self.probes = self.public - {route.path for route in console_page.router.routes}
         self.origins = context.settings.allowed_origins or None
-        if context.keys is not None:
-            self.add_middleware(Authentication, context=context, keys=context.keys, public=self.public)
-        if self.origins:
-            self.add_middleware(Preflights, context=context)
+        self._table = RouteTable(self.routes)
+        self._paths = frozenset(route.path for route in self.routes if "{" not in route.path)
+        self._known = KnownPaths(route.path for route in self.routes)
+        self._help = "see /docs" if documented else f"available: {', '.join(route.path for route in self.routes)}"
+        self._document: dict[str, Any] | None = None
 
     def route_of(self, path: str) -> str:
         """The route's name in traces, for a request that is rejected before routing."""
         return path if path in self._paths else NO_ROUTE
 
+    def unauthenticated(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> Unauthenticated | None:
+        """The rejection of a head without a required API key, before anything reveals whether the route exists.
+
+        CORS preflight requests carry no key.
+        """
+        keys, authorization = self.context.keys, headers.get(b"authorization")
+        if keys is None or keys.allow(authorization):
+            return None
+        keyless = (path in self.public and method != "POST") or (self.origins and is_preflight(method, headers))
+        has_body = b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
+        return None if keyless and not has_body else refusal(authorization)
+
+    async def answer(self, request: HttpRequest) -> HttpReply:
+        """Answers a request. This is the HTTP boundary: every error becomes a reply.
+
+        Raises:
+            asyncio.CancelledError: The client closed its connection, so no reply is possible.
+        """
+        context = self.context
+        route = self._table.find(request)
+        if route is not None:
+            request.route, endpoint = route.path, route.endpoint
+        else:
+            request.route, endpoint = self._unmatched(request)
+        if context.observer is not None:
+            request.trace = _trace(request, context.observer)
+        try:
+            if request.body and b"content-encoding" in request.headers:
+                await request.inflate(context.settings.body_limit_bytes, context.large_body_lock)
+            return await endpoint(context, request)
+        except BertserveError as error:
+            return self.refuse(error.without_traceback(), request)
+        except asyncio.CancelledError:
+            if is_cancelled():
+                self.gone(request)
+                raise
+            # Something that the request waited for was cancelled, such as a model load at shutdown.
+            return self.refuse(NotReady("the server is shutting down", begun=True), request)
+        except Exception:  # the HTTP boundary
+            log.exception("a request failed", extra=fields(request_id=request.request_id))
+            return self.refuse(InternalError(), request)
+
+    def refuse(self, error: BertserveError, request: HttpRequest) -> HttpReply:
+        return error_reply(request.path, error, request.request_id)
+
+    def sent(self, request: HttpRequest, reply: HttpReply, size: int) -> None:
+        """Records the outcome of a request: the reply that was sent, and the size of its body in bytes."""
+        if request.ended:
+            return
+        request.ended = True
+        error, trace, observer = reply.error, request.trace, self.context.observer
+        if error is not None:
+            self.context.record_error(error, request.request_id, "http", trace.model if trace else "")
+        if observer is None:
+            return
+        trace = trace or _trace(request, observer)
+        if error is not None:
+            trace.failed(error.reason, error.http_status, error.http_status)
+        trace.status, trace.bytes_out = reply.status, size
+        observer.end(trace)
+
+    def gone(self, request: HttpRequest) -> None:
+        """Records a request whose client has gone."""
+        error = ClientGone("the client closed the connection")
+        self.sent(request, HttpReply(b"", error.http_status, error=error), 0)
+
     async def described(self) -> dict[str, Any]:
-        if self.openapi_schema is None:
-            self.openapi_schema = await document(self.routes, self.context, self.public)
-        return self.openapi_schema
+        """The OpenAPI document."""
+        if self._document is None:
+            self._document = await document(self.routes, self.context, self.public)
+        return self._document
 
-    async def _refuse_unmatched(self, request: Request, error: Exception) -> Response:
-        """Answers a request without a route through `answer`, so that it is counted and traced."""
-        http = await read_request(request, self.context.settings.body_limit_bytes)
+    def _unmatched(self, request: HttpRequest) -> tuple[str, Endpoint]:
+        """The name in traces and the endpoint of a request without a route: a CORS preflight, or a rejection."""
+        if self.origins and is_preflight(request.method, request.headers):
+            return self.route_of(request.path), _allow_origin
+        return NO_ROUTE, self._refuse_route
 
-        async def refuse_route(_: AppContext, __: HttpRequest) -> HttpReply:
-            # Starlette's router reports the methods of the first matching route only, but a path may have several
-            # routes.
-            if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-                methods = ", ".join(methods_of(self.routes, request.scope))
-                raise MethodNotAllowed(f"method not allowed; allowed: {methods}", allowed=methods)
-            raise self._unknown(http.path)
-
-        return AsgiReply(self.context, await self.context.answer(refuse_route, NO_ROUTE, http), http)
-
-    def _unknown(self, path: str) -> InvalidRequest:
-        repository = self.context.repository
-        models = {*self.context.v2.names, *(model.name for model in repository.models)}
+    async def _refuse_route(self, context: AppContext, request: HttpRequest) -> HttpReply:
+        path, repository = request.path, context.repository
+        if allowed := ", ".join(self._table.methods(path)):
+            raise MethodNotAllowed(f"method not allowed; allowed: {allowed}", allowed=allowed)
+        models = {*context.v2.names, *(model.name for model in repository.models)}
         if self._known.names_no_model(path, models):
-            return repository.unknown()
+            raise repository.unknown()
         meant = " or ".join(self._known.near(path, models))
-        return route_not_found(path, f"unknown path; {f'did you mean {meant}?' if meant else self._help}")
+        raise route_not_found(path, f"unknown path; {f'did you mean {meant}?' if meant else self._help}")
 
-    async def _refuse(self, request: Request, error: Exception) -> Response:
-        """Answers an error raised outside of an endpoint, such as a body that is too large."""
-        if not isinstance(error, BertserveError):
-            raise error
-        http = head_of(request.scope)
-        return AsgiReply(self.context, refuse(error, http), http)
+
+async def _allow_origin(_: AppContext, __: HttpRequest) -> HttpReply:
+    return PREFLIGHT
+
+
+def _trace(request: HttpRequest, observer: RequestObserver) -> RequestTrace:
+    if not observer.detailed:
+        return RequestTrace("http", request.method, request.route, request.request_id, request.arrival)
+    headers = request.headers
+    return RequestTrace(
+        *("http", request.method, request.route, request.request_id, request.arrival, len(request.body)),
+        traceparent=headers.get(b"traceparent"),
+        tracestate=headers.get(b"tracestate"),
+    )

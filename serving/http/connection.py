@@ -7,9 +7,8 @@ meanwhile the connection reads nothing and runs no timer. The end of a connectio
 is computed for a client that has gone. If a client half-closes (FIN, or TLS's close_notify), complete requests are
 answered first. An incomplete request is not answered.
 
-Hot routes bypass ASGI: a request is one task and one write. uvicorn's protocol, with its cycle, event and messages per
-request, was measured to cost a third of the server's time for a short text. The application answers all other routes;
-this connection is its ASGI server.
+A request is one task and one write. uvicorn's protocol, with its cycle, event and messages per request, was measured to
+cost a third of the server's time for a short text.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bertserve.serving.errors import BuffersFull, InternalError, SlowRequest
-from bertserve.serving.http.app_context import refuse
-from bertserve.serving.http.asgi import call_app
 from bertserve.serving.http.http1 import Reading, RequestParser
 from bertserve.serving.http.replies import head_lines, sends_body
 from bertserve.serving.logs import fields
@@ -36,8 +33,6 @@ from bertserve.serving.security.tls import HalfOpen
 from bertserve.serving.unawaited import guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from bertserve.serving.errors import BertserveError
     from bertserve.serving.http.exchange import HttpReply, HttpRequest
     from bertserve.serving.http.port import HttpPort
@@ -290,7 +285,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         try:
             if ahead:
                 await self.port.turns.wait(_ANSWER_S)
-            reply = await self._reply_to(request)
+            reply = await self.port.app.answer(request)
             if request.held:
                 self.share.give(request.held)
             if len(reply.body) > FREE_BYTES:
@@ -302,20 +297,10 @@ class HttpConnection(Connection["HttpPort[Any]"]):
             self._exchange = self._told = None
             self._answered(keep_alive=keep_alive)
         except asyncio.CancelledError:
-            self.port.app.context.gone(request)
+            self.port.app.gone(request)
             raise
         except Exception as error:  # noqa: BLE001  the HTTP boundary, for the making of replies
             self._rescue(request, error)
-
-    def _reply_to(self, request: HttpRequest) -> Coroutine[Any, Any, HttpReply]:
-        """The coroutine that answers a request. An `async def` here would slow down every request."""
-        port = self.port
-        route = port.hot.find(request)
-        if route is not None:
-            return port.app.context.answer(route.direct, route.path, request)
-        request.route = port.app.route_of(request.path)
-        client = self._transport.get_extra_info("peername")
-        return call_app(port.app, request, port.scheme, client and client[:2])
 
     def _with_room(self, request: HttpRequest, reply: HttpReply) -> HttpReply:
         """A large reply with buffer space for its body, if that is sent; otherwise a rejection."""
@@ -323,7 +308,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
             return reply
         size = len(reply.body)
         if not self.share.take_made(size):
-            return refuse(BuffersFull(), request)
+            return self.port.app.refuse(BuffersFull(), request)
         self._made_room = size
         return reply
 
@@ -334,10 +319,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         return bool(self._ahead or self._last_refusal)
 
     def _send(self, request: HttpRequest, reply: HttpReply, *, keep_alive: bool) -> None:
-        """Writes a reply and records it.
-
-        This is the only place that writes replies, whichever layer makes them.
-        """
+        """Writes a reply and records it. This is the only place that writes replies."""
         port = self.port
         body = reply.body if sends_body(request, reply) else b""
         parts = (
@@ -352,7 +334,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
             self._look.cancel()
         self._told = reply
         self._transport.write(data)
-        port.app.context.sent(request, reply, len(body))
+        port.app.sent(request, reply, len(body))
 
     def _rescue(self, request: HttpRequest, error: Exception) -> None:
         """Handles a failure while making a reply: sends a short error reply, or ends the connection."""
@@ -362,7 +344,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
         try:
             log.error("a reply failed", exc_info=error, extra=fields(request_id=request.request_id))
             if self._told is not None:  # a reply has been sent
-                self.port.app.context.sent(request, msgspec.structs.replace(self._told, error=InternalError()), 0)
+                self.port.app.sent(request, msgspec.structs.replace(self._told, error=InternalError()), 0)
             else:
                 self._send_refusal(request, InternalError())
                 left = True
@@ -402,7 +384,7 @@ class HttpConnection(Connection["HttpPort[Any]"]):
             self._send_refusal(request, error)
 
     def _send_refusal(self, request: HttpRequest, error: BertserveError) -> None:
-        self._send(request, refuse(error, request), keep_alive=False)
+        self._send(request, self.port.app.refuse(error, request), keep_alive=False)
         self._leave(_QUICK_LINGER_S if isinstance(error, SlowRequest) else _LINGER_S)
 
     def _end_idle(self) -> None:

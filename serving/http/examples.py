@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bertserve.serving.http.app_context import AppContext
-    from bertserve.serving.http.routes import ApiRoute
+    from bertserve.serving.http.routes import Route
     from bertserve.serving.inference.pipeline import Pipeline
     from bertserve.serving.inference.requests import InferRequest
     from bertserve.serving.inference.served_models import Repository, ServedModel
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _OK = 200
 
 
-async def reply_to(route: ApiRoute, path: str, parameters: dict[str, str], body: bytes, context: AppContext) -> Any:  # noqa: ANN401  any JSON
+async def reply_to(route: Route, path: str, parameters: dict[str, str], body: bytes, context: AppContext) -> Any:  # noqa: ANN401  any JSON
     """A route's reply to its example request; None if it has no answer now."""
     if route.method == "POST":
         pipeline = cast("Pipeline", _Recorded(context.repository))
@@ -41,7 +41,7 @@ async def reply_to(route: ApiRoute, path: str, parameters: dict[str, str], body:
     headers = {b"content-type": JSON, b"prefer": b"return=minimal"}
     request = HttpRequest(route.method, path, headers, body, "6f1c0b6e2f0d-1", 0.0, parameters=parameters)
     try:
-        reply = await route.direct(context, request)
+        reply = await route.endpoint(context, request)
     except BertserveError:
         return None
     return msgspec.json.decode(reply.body) if reply.status == _OK else None

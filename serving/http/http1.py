@@ -24,10 +24,10 @@ from bertserve.serving.errors import (
     Unsupported,
     VersionNotSpoken,
     WrongHost,
+    body_too_large,
 )
-from bertserve.serving.http.asgi import body_too_large
 from bertserve.serving.http.exchange import HttpRequest
-from bertserve.serving.http.middleware import announces_body, is_known_host, is_preflight, unauthenticated
+from bertserve.serving.http.hosts import is_known_host
 from bertserve.serving.net.requests import MAX_HEADER_BYTES, MAX_HEADERS, combined, request_id, words
 
 if TYPE_CHECKING:
@@ -221,14 +221,11 @@ class RequestParser:
 
     def _check_key(self) -> None:
         """Rejects a request without an API key, before anything reveals whether the route exists."""
-        app, headers = self._port.app, self._headers
-        keys = app.context.keys
-        if keys is None:
+        app = self._port.app
+        if app.context.keys is None:
             return
         method = self._parser.get_method().decode()
-        if (error := unauthenticated(keys, app.public, method, self._path, headers)) is None:
-            return
-        if not app.origins or not is_preflight(method, headers) or announces_body(headers):
+        if (error := app.unauthenticated(method, self._path, self._headers)) is not None:
             raise self._violated(error)
 
     def _violated(self, error: BertserveError) -> BertserveError:

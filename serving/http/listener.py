@@ -57,9 +57,7 @@ class HttpListener(Listener):
         hosts: frozenset[str] | None = None,
     ) -> None:
         """As `Listener`; `hosts` are the allowed host names, as `known_hosts` returns them."""
-        self._port: HttpPort[HttpConnection] = HttpPort(
-            app, settings, "http" if tls is None else "https", budget, hosts
-        )
+        self._port: HttpPort[HttpConnection] = HttpPort(app, settings, budget, hosts)
         self._record_error = app.context.record_error
         super().__init__(
             *(opened, self._open_connection, tls, "http/1.1"),

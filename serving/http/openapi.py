@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections import defaultdict
 from functools import cache
 from importlib.resources import files
@@ -12,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 
 from bertserve.serving.http.examples import reply_to
 from bertserve.serving.http.exchange import HttpReply, HttpRequest, json_reply
 from bertserve.serving.http.faults import CohereError, OpenAiError, TeiError, V2Error, error_type
-from bertserve.serving.http.routes import ApiRoute, HotRoute, Router
+from bertserve.serving.http.routes import Router
 from bertserve.serving.inference.served_models import COMPUTE_TYPES
 from bertserve.serving.net.requests import MAX_HEADER_BYTES
 from bertserve.serving.oip.service import SERVER_NAME, SERVER_VERSION
@@ -24,10 +24,8 @@ from bertserve.serving.oip.service import SERVER_NAME, SERVER_VERSION
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
-    from starlette.routing import BaseRoute
-
     from bertserve.serving.http.app_context import AppContext, Endpoint
-    from bertserve.serving.http.routes import Docs
+    from bertserve.serving.http.routes import Docs, Route
 
 _JSON, _OCTETS = "application/json", "application/octet-stream"
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
@@ -151,16 +149,16 @@ _ERROR_HEADERS = {
 }
 
 
-async def document(routes: Iterable[BaseRoute], context: AppContext, public: Collection[str]) -> dict[str, Any]:
+async def document(routes: Iterable[Route], context: AppContext, public: Collection[str]) -> dict[str, Any]:
     """The OpenAPI 3.1 document of the routes that a loaded model answers, or that need no model."""
-    listed = [(route, route.docs) for route in routes if isinstance(route, ApiRoute) and route.docs is not None]
+    listed = [(route, route.docs) for route in routes if route.docs is not None]
     listed = [(route, docs) for route, docs in listed if docs.models is None or docs.models(context)]
     made = get_openapi(
         title=SERVER_NAME,
         version=SERVER_VERSION,
         description=f"Low-latency BERT inference. The [console](./) tries the models. {_ABOUT_EXAMPLES}",
         servers=[{"url": "./"}],  # relative to this document: a proxy may strip a prefix
-        routes=[_without_head(route) for route, _ in listed],
+        routes=[_described(route) for route, _ in listed],
     )
     shown = _shown(listed[::-1], context)  # of equal routes, the one with the topmost decorator
     types = [kind for route, docs in listed for kind in (*_taken(docs), docs.gives, error_type(route.path)) if kind]
@@ -173,7 +171,7 @@ async def document(routes: Iterable[BaseRoute], context: AppContext, public: Col
         keyed = context.keys is not None and (route.path not in public or docs.takes is not None)
         entry = made["paths"][route.path][route.method.lower()]
         entry["parameters"] = _parameters(route, docs, context)
-        entry |= _beside(route, shown[route.method, route.direct])
+        entry |= _beside(route, shown[route.method, route.endpoint])
         example = docs.example(context) if callable(docs.example) else docs.example
         if docs.takes is not None:
             entry["requestBody"] = _body(docs, schema_of, example)
@@ -191,34 +189,41 @@ async def document(routes: Iterable[BaseRoute], context: AppContext, public: Col
     return made
 
 
-def _shown(listed: Sequence[tuple[ApiRoute, Docs]], context: AppContext) -> dict[tuple[str, Endpoint], list[ApiRoute]]:
+def _shown(listed: Sequence[tuple[Route, Docs]], context: AppContext) -> dict[tuple[str, Endpoint], list[Route]]:
     """The routes of each endpoint; `/docs` lists the first one.
 
     The first one has the fewest parameters: a model's name only if several models answer, and no version.
     """
 
-    def parameters(route: ApiRoute, docs: Docs) -> tuple[bool, int]:
+    def parameters(route: Route, docs: Docs) -> tuple[bool, int]:
         several = docs.models is not None and len(docs.models(context)) > 1
         return several and "{model}" not in route.path, route.path.count("{")
 
-    found: defaultdict[tuple[str, Endpoint], list[ApiRoute]] = defaultdict(list)
+    found: defaultdict[tuple[str, Endpoint], list[Route]] = defaultdict(list)
     for route, _ in sorted(listed, key=lambda entry: parameters(*entry)):
-        found[route.method, route.direct].append(route)
+        found[route.method, route.endpoint].append(route)
     return found
 
 
-def _beside(route: ApiRoute, routes: Sequence[ApiRoute]) -> dict[str, str]:
+def _beside(route: Route, routes: Sequence[Route]) -> dict[str, str]:
     first, *others = routes
     if route is not first:
         return {_ALIAS: first.path}
     return {"description": "\n".join(f"- Also `{other.path}`: {other.summary}" for other in others)} if others else {}
 
 
-def _without_head(route: ApiRoute) -> ApiRoute:
-    """The route without HEAD, which FastAPI would list as an operation of its own."""
-    shown = copy.copy(route)
-    shown.methods = {route.method}
-    return shown
+def _described(route: Route) -> APIRoute:
+    """The route as FastAPI describes it; without HEAD, which it would list as an operation of its own."""
+    words = [word.strip("{}") for word in route.path.replace("-", "_").split("/") if word]
+    return APIRoute(
+        route.path,
+        lambda: None,
+        methods=[route.method],
+        operation_id="_".join([route.method.lower(), *words]),
+        tags=[route.tag],
+        summary=route.summary,
+        response_model=None,
+    )
 
 
 def _by_rule(schema: dict[str, Any]) -> None:
@@ -238,7 +243,7 @@ def _without_default(schema: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in schema.items() if name != "default"}
 
 
-def _parameters(route: ApiRoute, docs: Docs, context: AppContext) -> list[dict[str, Any]]:
+def _parameters(route: Route, docs: Docs, context: AppContext) -> list[dict[str, Any]]:
     values: dict[str, Sequence[str]] = {
         "model": docs.models(context) if docs.models else (),
         "version": context.v2.versions,
@@ -248,7 +253,7 @@ def _parameters(route: ApiRoute, docs: Docs, context: AppContext) -> list[dict[s
         {"name": name, "in": "path", "required": True, "schema": schemas.get(name, {"type": "string"})}
         for name in (part[1:-1] for part in route.path.split("/") if part.startswith("{"))
     ]
-    headers = ["X-Request-Id", *(_INFERRING if isinstance(route, HotRoute) else ()), *docs.takes_headers]
+    headers = ["X-Request-Id", *(_INFERRING if route.infers else ()), *docs.takes_headers]
     return [*parts, *[{"name": name, "in": "header", **_PARAMETERS[name]} for name in headers]]
 
 
@@ -266,7 +271,7 @@ def _body(docs: Docs, schema_of: dict[str, Any], example: object) -> dict[str, A
     return {"description": compressed, "required": not docs.body_optional, "content": content}
 
 
-async def _reply(route: ApiRoute, docs: Docs, context: AppContext, example: object) -> Any:  # noqa: ANN401  any JSON
+async def _reply(route: Route, docs: Docs, context: AppContext, example: object) -> Any:  # noqa: ANN401  any JSON
     """An example of a route's reply, to the route's example request if it has one."""
     if docs.reply is not None:
         return docs.reply
@@ -278,9 +283,9 @@ async def _reply(route: ApiRoute, docs: Docs, context: AppContext, example: obje
     return await reply_to(route, route.path.format(**parameters), parameters, body, context)
 
 
-def _done(route: ApiRoute, docs: Docs, schema_of: dict[str, Any]) -> dict[str, Any]:
-    more = _OUTCOME_HEADERS if isinstance(route, HotRoute) else {}
-    if more and "TEI" in route.tags:
+def _done(route: Route, docs: Docs, schema_of: dict[str, Any]) -> dict[str, Any]:
+    more = _OUTCOME_HEADERS if route.infers else {}
+    if more and route.tag == "TEI":
         more = more | _TEI_HEADERS
     named = {name: _MORE_HEADERS[name] for name in docs.gives_headers}
     if docs.takes is not None:
@@ -293,8 +298,8 @@ def _done(route: ApiRoute, docs: Docs, schema_of: dict[str, Any]) -> dict[str, A
     return done
 
 
-def _malformed(route: ApiRoute, docs: Docs) -> str:
-    family, hot = error_type(route.path), isinstance(route, HotRoute)
+def _malformed(route: Route, docs: Docs) -> str:
+    family, hot = error_type(route.path), route.infers
     causes = {
         "the body is not UTF-8 JSON": docs.takes is not None,
         _BREAKS: docs.takes is not None and family in {V2Error, OpenAiError},
@@ -306,7 +311,7 @@ def _malformed(route: ApiRoute, docs: Docs) -> str:
     return "; or ".join(["The request is not HTTP/1.1", *[cause for cause, may_be in causes.items() if may_be]]) + "."
 
 
-def _errors(route: ApiRoute, docs: Docs, context: AppContext, *, keyed: bool) -> dict[int, str]:
+def _errors(route: Route, docs: Docs, context: AppContext, *, keyed: bool) -> dict[int, str]:
     settings, family, takes = context.settings, error_type(route.path), docs.takes is not None
     inferring, named = takes and not docs.body_optional, "{model}" in route.path
     when = {
@@ -336,7 +341,7 @@ def _errors(route: ApiRoute, docs: Docs, context: AppContext, *, keyed: bool) ->
     return when | {status: f"{said} {when.get(status, '')}".strip() for status, said in docs.statuses.items()}
 
 
-def _refusals(route: ApiRoute, docs: Docs, schema_of: dict[str, Any], errors: dict[int, str]) -> dict[str, Any]:
+def _refusals(route: Route, docs: Docs, schema_of: dict[str, Any], errors: dict[int, str]) -> dict[str, Any]:
     family = error_type(route.path)
     fault = schema_of[repr(family)]
     responses = {}

@@ -1,35 +1,30 @@
-"""Route declarations, and which routes the connection calls directly.
+"""Route declarations, and the table that finds the route of a request.
 
 An endpoint is a function of `AppContext` and `HttpRequest` that returns an `HttpReply` or raises a `BertserveError`.
-Any ASGI server reaches it through the FastAPI application. Our own connection calls the endpoints of hot routes
-directly.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fastapi import Request, Response
-from fastapi.routing import APIRoute
-from starlette.routing import Match
-
 from bertserve.serving.http.app_context import AppContext, Endpoint
-from bertserve.serving.http.asgi import AsgiReply, read_request
 from bertserve.serving.inference.ranking import rankers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from starlette.routing import BaseRoute
-    from starlette.types import Scope
+    from collections.abc import Iterable, Iterator
 
     from bertserve.serving.http.exchange import HttpReply, HttpRequest
 
 Models: TypeAlias = Callable[[AppContext], Sequence[str]]
 
 _BELOW_MODEL = "/models/{model}"
+_PARAMETER = re.compile(r"{(\w+)}")
+
+_REMEMBERED = 256
+"""Maximum cached matches of paths with parameters, mostly model names."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,62 +55,30 @@ class Docs:
     body_optional: bool = False
 
 
-class ApiRoute(APIRoute):
+@dataclass(slots=True, frozen=True)
+class Route:
     """A route of the application.
 
     Attributes:
-        direct: Its endpoint, as our own connection calls it.
         docs: Its entry in the document; None if it is not listed.
+        infers: Whether it runs inference.
         public: Whether it needs no API key even if the server has keys.
         of_core: Whether only the core process can answer it.
     """
 
-    def __init__(
-        self,
-        method: str,
-        path: str,
-        endpoint: Endpoint,
-        docs: Docs | None,
-        *,
-        tag: str,
-        summary: str,
-        public: bool,
-        of_core: bool = False,
-    ) -> None:
-        if of_core:
-            endpoint = _of_core(method, path, endpoint)
+    method: str
+    path: str
+    endpoint: Endpoint
+    docs: Docs | None
+    tag: str
+    summary: str
+    infers: bool = False
+    public: bool = False
+    of_core: bool = False
 
-        async def over_asgi(request: Request) -> Response:
-            context: AppContext = request.app.context
-            http = await read_request(request, context.settings.body_limit_bytes)
-            http.parameters = request.path_params
-            return AsgiReply(context, await context.answer(endpoint, path, http), http)
-
-        words = [word.strip("{}") for word in path.replace("-", "_").split("/") if word]
-        super().__init__(
-            path,
-            over_asgi,
-            methods=["GET", "HEAD"] if method == "GET" else [method],
-            operation_id="_".join([method.lower(), *words]),
-            tags=[tag],
-            summary=summary,
-            response_class=Response,
-            response_model=None,
-            include_in_schema=docs is not None,
-        )
-        self.method = method
-        self.direct = endpoint
-        self.docs = docs
-        self.public = public
-        self.of_core = of_core
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        # The pattern ends in `$`, which also matches before a trailing newline.
-        return super().matches(scope) if scope["path"].isprintable() else (Match.NONE, {})
-
-
-class HotRoute(ApiRoute):
-    """A route that our own connection answers without ASGI: it calls `direct` with the parsed request."""
+    @property
+    def methods(self) -> Sequence[str]:
+        return ("GET", "HEAD") if self.method == "GET" else (self.method,)
 
 
 class Router:
@@ -123,7 +86,7 @@ class Router:
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
-        self.routes: list[ApiRoute] = []
+        self.routes: list[Route] = []
 
     def get(
         self,
@@ -134,14 +97,12 @@ class Router:
         public: bool = False,
         of_core: bool = False,
     ) -> Callable[[Endpoint], Endpoint]:
-        return self._route(ApiRoute, "GET", path, docs, summary, public=public, of_core=of_core)
+        return self._route("GET", path, docs, summary, public=public, of_core=of_core)
 
-    def post(self, path: str, docs: Docs | None = None, *, of_core: bool = False) -> Callable[[Endpoint], Endpoint]:
-        return self._route(ApiRoute, "POST", path, docs, of_core=of_core)
-
-    def hot(self, path: str, docs: Docs, *, summary: str = "") -> Callable[[Endpoint], Endpoint]:
-        """A POST route that runs inference."""
-        return self._route(HotRoute, "POST", path, docs, summary)
+    def post(
+        self, path: str, docs: Docs | None = None, *, summary: str = "", infers: bool = False, of_core: bool = False
+    ) -> Callable[[Endpoint], Endpoint]:
+        return self._route("POST", path, docs, summary, infers=infers, of_core=of_core)
 
     def infer(
         self,
@@ -151,39 +112,79 @@ class Router:
         gives: Any,  # noqa: ANN401
         example: Any,  # noqa: ANN401
     ) -> Callable[[Endpoint], Endpoint]:
-        """A hot `path` for the task's only or default model, and `/models/{model}/path`."""
-        return self.named("POST", path, Docs(takes, gives, example, of_task(task)), kind=HotRoute)
+        """`path` for the task's only or default model, and `/models/{model}/path`; both run inference."""
+        return self.named("POST", path, Docs(takes, gives, example, of_task(task)), infers=True)
 
     def named(
-        self, method: str, path: str, docs: Docs | None = None, *, kind: type[ApiRoute] = ApiRoute
+        self, method: str, path: str, docs: Docs | None = None, *, infers: bool = False
     ) -> Callable[[Endpoint], Endpoint]:
         """The route `path` for the only or default model, and `/models/{model}/path`."""
 
         def add(endpoint: Endpoint) -> Endpoint:
-            self._route(kind, method, path, docs)(endpoint)
+            self._route(method, path, docs, infers=infers)(endpoint)
             below = f"{_summary(endpoint)[:-1]}, with a named model."
-            return self._route(kind, method, _BELOW_MODEL + path, docs, below)(endpoint)
+            return self._route(method, _BELOW_MODEL + path, docs, below, infers=infers)(endpoint)
 
         return add
 
     def _route(
-        self,
-        kind: type[ApiRoute],
-        method: str,
-        path: str,
-        docs: Docs | None,
-        summary: str = "",
-        *,
-        public: bool = False,
-        of_core: bool = False,
+        self, method: str, path: str, docs: Docs | None, summary: str = "", *, of_core: bool = False, **flags: bool
     ) -> Callable[[Endpoint], Endpoint]:
         def add(endpoint: Endpoint) -> Endpoint:
+            answers = _of_core(method, path, endpoint) if of_core else endpoint
             words = summary or _summary(endpoint)
-            route = kind(method, path, endpoint, docs, tag=self.tag, summary=words, public=public, of_core=of_core)
-            self.routes.append(route)
+            self.routes.append(Route(method, path, answers, docs, self.tag, words, of_core=of_core, **flags))
             return endpoint
 
         return add
+
+
+class RouteTable:
+    """Finds routes by method and path. A path without parameters comes before those with some."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._fixed: dict[tuple[str, str], Route] = {}
+        self._patterns: list[tuple[re.Pattern[str], Route]] = []
+        self._remembered: dict[tuple[str, str], tuple[Route, dict[str, str]]] = {}
+        for route in routes:
+            if "{" in route.path:
+                self._patterns.append((re.compile(_PARAMETER.sub(r"(?P<\1>[^/]+)", route.path)), route))
+            else:
+                self._fixed |= {(method, route.path): route for method in route.methods}
+
+    def find(self, request: HttpRequest) -> Route | None:
+        """The route of a request, if any; sets `request.parameters` to the path parameters."""
+        key = (request.method, request.path)
+        route = self._fixed.get(key)
+        if route is not None:
+            return route
+        match = self._remembered.get(key) or self._search(key)
+        if match is None:
+            return None
+        route, request.parameters = match
+        return route
+
+    def methods(self, path: str) -> Sequence[str]:
+        """The methods of a path, sorted; none if it has no route."""
+        fixed = [method for method, known in self._fixed if known == path]
+        return sorted({*fixed, *(method for route, _ in self._matches(path) for method in route.methods)})
+
+    def _search(self, key: tuple[str, str]) -> tuple[Route, dict[str, str]] | None:
+        method, path = key
+        for match in self._matches(path):
+            if method in match[0].methods:
+                if len(self._remembered) >= _REMEMBERED:
+                    self._remembered.clear()
+                self._remembered[key] = match
+                return match
+        return None
+
+    def _matches(self, path: str) -> Iterator[tuple[Route, dict[str, str]]]:
+        """The routes with parameters that match a path, and the values of their parameters."""
+        if path.isprintable():
+            for pattern, route in self._patterns:
+                if (match := pattern.fullmatch(path)) is not None:
+                    yield route, match.groupdict()
 
 
 def _of_core(method: str, path: str, endpoint: Endpoint) -> Endpoint:
@@ -211,15 +212,6 @@ def all_models(context: AppContext) -> list[str]:
 
 def v2_names(context: AppContext) -> list[str]:
     return context.v2.names
-
-
-def methods_of(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
-    """The methods of the routes that match the path but not the request's method."""
-    allowed: set[str] = set()
-    for route in routes:
-        if isinstance(route, APIRoute) and route.matches(scope)[0] is Match.PARTIAL:
-            allowed |= route.methods or set()
-    return sorted(allowed)
 
 
 def _summary(endpoint: Endpoint) -> str:

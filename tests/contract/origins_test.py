@@ -9,7 +9,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from bertserve.serving.http.middleware import known_hosts
+from bertserve.serving.http.hosts import known_hosts
 from bertserve.serving.security.keys import ApiKeys
 from bertserve.serving.settings import Settings
 from tests.support.clients import HttpReply, RawConnection, get, http_call, post_json

@@ -24,8 +24,8 @@ from starlette.testclient import TestClient
 from bertserve.serving.errors import ModelNotFound
 from bertserve.serving.http import openapi
 from bertserve.serving.http.app import App
+from bertserve.serving.http.asgi import AsgiApp
 from bertserve.serving.http.faults import TeiError, error_type
-from bertserve.serving.http.routes import ApiRoute, HotRoute
 from bertserve.serving.inference.requests import Outcome, Timings
 from bertserve.serving.inference.served_models import Repository
 from bertserve.serving.net.observer import RequestObserver
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from bertserve.serving.http.routes import Route
     from bertserve.serving.inference.requests import InferRequest, RequestTrace
     from bertserve.serving.tasks.base import Check
 
@@ -126,7 +127,7 @@ class Observer(RequestObserver):
 
 @contextmanager
 def under_uvicorn(app: App) -> Iterator[str]:
-    config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", server_header=False)
+    config = uvicorn.Config(AsgiApp(app), log_config=None, lifespan="off", ws="none", server_header=False)
     server, opened = uvicorn.Server(config), socket.create_server((LOOPBACK, 0))
     with start_blocking_portal() as portal:
         serving = portal.start_task_soon(server.serve, [opened])
@@ -163,19 +164,13 @@ class Everywhere:
     def __enter__(self) -> Self:
         self._address = self._stack.enter_context(listening_beside(self.app))
         self._uvicorn_address = self._stack.enter_context(under_uvicorn(self.app))
-        self._client = self._stack.enter_context(closing(TestClient(self.app)))
+        self._client = self._stack.enter_context(closing(TestClient(AsgiApp(self.app))))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def routes(self) -> list[ApiRoute]:
-        """Every route of the application; nothing else is in it."""
-        routes = [route for route in self.app.routes if isinstance(route, ApiRoute)]
-        assert len(routes) == len(self.app.routes)
-        return routes
-
-    def case(self, route: ApiRoute) -> Case:
+    def case(self, route: Route) -> Case:
         """A request for a route, with the example that the document has."""
         docs, api = route.docs, self.app.context
         names = docs.models(api) if docs is not None and docs.models is not None else ["embed"]
@@ -247,7 +242,7 @@ def keyed(repository: Repository, tmp_path_factory: pytest.TempPathFactory) -> I
 
 def test_every_route_answers_the_same(plain: Everywhere) -> None:
     """With the document's own examples; GET also as HEAD."""
-    for route in plain.routes():
+    for route in plain.app.routes:
         case = plain.case(route)
         hidden = route.docs is None or (route.docs.models is not None and not route.docs.models(plain.app.context))
         assert plain.ask(case) in ({200, 400, 424, 501} if hidden else {200}), route.path
@@ -339,7 +334,7 @@ def test_no_request_changes_what_is_kept_for_others(plain: Everywhere) -> None:
         "Prefer": "return=minimal",
         "Accept-Encoding": "gzip",
     }
-    cases = [plain.case(route)._replace(headers=fields) for route in plain.routes()]
+    cases = [plain.case(route)._replace(headers=fields) for route in plain.app.routes]
     cases += [case._replace(method="HEAD") for case in cases if case.method == "GET"]
     cases += [Case("GET", "/nothing"), Case("PUT", "/embed", b"{}"), Case("POST", "/embed", b"{")]
 
@@ -354,11 +349,11 @@ def test_no_request_changes_what_is_kept_for_others(plain: Everywhere) -> None:
     assert not {place for place in changed if not any(name in place for name in CHANGES)}
 
 
-def test_hot_routes_are_those_that_infer(plain: Everywhere) -> None:
+def test_routes_that_run_a_model_say_so(plain: Everywhere) -> None:
     """All of them, whichever the protocol, and no others."""
-    hot = {route.path.rpartition("/")[2] for route in plain.routes() if isinstance(route, HotRoute)}
+    infer = {route.path.rpartition("/")[2] for route in plain.app.routes if route.infers}
     tasks = {"embed", "embed_all", "embed_sparse", "predict", "classify", "rerank", "answer", "tag", "fill-mask"}
-    assert hot == {*tasks, "similarity", "embeddings", "infer", "", "invocations", "{model}"}
+    assert infer == {*tasks, "similarity", "embeddings", "infer", "", "invocations", "{model}"}
 
 
 @pytest.mark.parametrize(
@@ -400,21 +395,6 @@ def test_what_is_out_of_the_ordinary_is_answered_the_same(plain: Everywhere, sta
     assert plain.ask(case) == status
 
 
-def test_an_unknown_path_is_matched_once(plain: Everywhere, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many routes there are: whoever asks for what is not there costs no more than need be."""
-    matched: list[str] = []
-    match = ApiRoute.matches
-
-    def counted(route: ApiRoute, scope: Any) -> Any:
-        matched.append(route.path)
-        return match(route, scope)
-
-    monkeypatch.setattr(ApiRoute, "matches", counted)
-    reply = TestClient(plain.app).get("/no/such/path")
-    assert reply.json()["error"]["message"] == "unknown path; see /docs"
-    assert len(matched) == len(plain.routes())
-
-
 @pytest.mark.parametrize(
     ("path", "message"),
     [
@@ -439,7 +419,7 @@ def test_an_unknown_path_is_matched_once(plain: Everywhere, monkeypatch: pytest.
 )
 def test_a_path_that_is_nearly_right_is_answered_with_the_right_one(plain: Everywhere, path: str, message: str) -> None:
     """Whatever is wrong with it; a model's name with a slash is an unknown model."""
-    reply = TestClient(plain.app).get("http://testserver" + path)
+    reply = TestClient(AsgiApp(plain.app)).get("http://testserver" + path)
     said = reply.json()["error"]
     assert reply.status_code == 404
     assert (said["message"] if isinstance(said, dict) else said).startswith(message)
@@ -456,21 +436,21 @@ def test_the_documentation_is_read_once(plain: Everywhere, monkeypatch: pytest.M
 
     openapi._asset.cache_clear()
     monkeypatch.setattr(openapi, "files", watched)
-    bodies = {TestClient(plain.app).get("/docs/swagger-ui-bundle.js").content for _ in range(2)}
+    bodies = {TestClient(AsgiApp(plain.app)).get("/docs/swagger-ui-bundle.js").content for _ in range(2)}
     assert [len(body) > 1 << 20 for body in bodies] == [True]
     assert [name.startswith("asyncio") for name in readers] == [True]
 
 
 def test_a_page_that_has_not_changed_is_not_sent_again(plain: Everywhere) -> None:
     """The console's files have tags."""
-    client = TestClient(plain.app)
+    client = TestClient(AsgiApp(plain.app))
     tag = client.get("/").headers["etag"]
     assert plain.ask(Case("GET", "/", None, {**JSON, "If-None-Match": tag})) == 304
 
 
 def test_keys_are_asked_for_the_same(keyed: Everywhere) -> None:
     """On every route but the public ones, and before anything tells whether there is such a route."""
-    for route in keyed.routes():
+    for route in keyed.app.routes:
         case = keyed.case(route)
         expected = 200 if route.public else 401
         # Errors of some protocols carry the request's id, which differs where its head is refused.
@@ -496,7 +476,7 @@ def test_pages_of_other_origins_are_told_the_same(keyed: Everywhere, origin: str
 
 def test_pages_may_read_every_header(keyed: Everywhere) -> None:
     """That the document names for any reply."""
-    reply = TestClient(keyed.app).get("/openapi.json", headers={"Origin": OURS, **bearer(FIRST)})
+    reply = TestClient(AsgiApp(keyed.app)).get("/openapi.json", headers={"Origin": OURS, **bearer(FIRST)})
     named = {
         name.lower()
         for operations in reply.json()["paths"].values()

@@ -41,7 +41,7 @@ def test_a_turn_parses_so_much(sent: bytes, least: int, most: int) -> None:
 
     async def parsed() -> int:
         settings = Settings.load([], {})
-        port = HttpPort(App(ready_api(settings), [], documented=False), settings, "http", BufferBudget.of(settings))
+        port = HttpPort(App(ready_api(settings), [], documented=False), settings, BufferBudget.of(settings))
         connection = HttpConnection(port)
         connection.connection_made(Taken())
         connection.data_received(sent)

@@ -13,7 +13,7 @@ import uvloop
 
 from bertserve.serving.http.app import App
 from bertserve.serving.http.exchange import HttpReply
-from bertserve.serving.http.routes import Docs, Router
+from bertserve.serving.http.routes import Router
 from bertserve.serving.net.connection_limiter import ConnectionLimiter
 from bertserve.serving.settings import Settings
 from tests.support import http_app
@@ -33,7 +33,7 @@ LIMITS = ("--models", "models", "--keep-alive-s", "0.1")
 router = Router("Test")
 
 
-@router.hot("/echo", Docs())
+@router.post("/echo")
 async def echo(_: AppContext, http: HttpRequest) -> HttpReply:
     return HttpReply(http.body)
 

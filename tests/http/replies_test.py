@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bertserve.serving.errors import InvalidRequest, NotReady
 from bertserve.serving.http.app import App
 from bertserve.serving.http.exchange import HttpReply
-from bertserve.serving.http.routes import Docs, Router
+from bertserve.serving.http.routes import Router
 from bertserve.serving.net.buffers import FREE_BYTES, BufferBudget
 from bertserve.serving.net.observer import RequestObserver
 from bertserve.serving.settings import Settings
@@ -45,8 +45,8 @@ async def made(_: AppContext, http: HttpRequest) -> HttpReply:
     return reply
 
 
-@router.hot("/hot", Docs())
-async def hot(context: AppContext, http: HttpRequest) -> HttpReply:
+@router.post("/posted")
+async def posted(context: AppContext, http: HttpRequest) -> HttpReply:
     return await made(context, http)
 
 
@@ -130,14 +130,14 @@ ERRORS = st.sampled_from([InvalidRequest("wrong"), NotReady("later", retry_after
 CASES = st.builds(
     Case,
     st.sampled_from(["GET", "HEAD", "POST"]),
-    st.sampled_from(["/made", "/hot", "/nothing"]),
+    st.sampled_from(["/made", "/posted", "/nothing"]),
     st.one_of(BODIES, ERRORS),
 )
 
 
 def wanted(case: Case, *, spent: bool, size: int) -> tuple[int, str, int]:
     """The status, the reason and the bytes of the body that a request gets; -1 where its error decides."""
-    allowed = {"/made": {"GET", "HEAD"}, "/hot": {"POST"}}.get(case.path)
+    allowed = {"/made": {"GET", "HEAD"}, "/posted": {"POST"}}.get(case.path)
     if allowed is None:
         return 404, "not_found", -1
     if case.method not in allowed:
@@ -187,7 +187,7 @@ def test_replies_are_what_is_recorded_of_them(running: Running, cases: list[Case
     assert running.errors == reasons
 
 
-@pytest.mark.parametrize("path", ["/made", "/hot"])
+@pytest.mark.parametrize("path", ["/made", "/posted"])
 def test_a_reply_that_cannot_be_written_ends_in_another(
     running: Running, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -54,11 +54,7 @@ def read_tables(models: Path) -> Tables:
 
 
 def _routes(app: App) -> list[list[str]]:
-    from bertserve.serving.http.routes import ApiRoute  # noqa: PLC0415  not beside tritonclient, as above
-
-    routes = [route for route in app.routes if isinstance(route, ApiRoute)]
-    assert len(routes) == len(app.routes)
-    return [[route.method, route.path] for route in routes]
+    return [[route.method, route.path] for route in app.routes]
 
 
 if __name__ == "__main__":

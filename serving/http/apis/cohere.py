@@ -64,25 +64,25 @@ class _Documents(msgspec.Struct):
 _DOCUMENTS = msgspec.json.Decoder(_Documents)
 
 
-@router.hot("/v2/embed", Docs(CohereEmbedRequest, CohereEmbedReply, _TYPED, of_task("embed")))
+@router.post("/v2/embed", Docs(CohereEmbedRequest, CohereEmbedReply, _TYPED, of_task("embed")), infers=True)
 async def embed(context: AppContext, http: HttpRequest) -> HttpReply:
     """Embed texts (Cohere API v2)."""
     return await _embed(context, http, "2")
 
 
-@router.hot("/v1/embed", Docs(CohereEmbedRequest, CohereEmbedReply, _TEXTS, of_task("embed")))
+@router.post("/v1/embed", Docs(CohereEmbedRequest, CohereEmbedReply, _TEXTS, of_task("embed")), infers=True)
 async def embed_v1(context: AppContext, http: HttpRequest) -> HttpReply:
     """Embed texts (Cohere API v1)."""
     return await _embed(context, http, "1")
 
 
-@router.hot("/v2/rerank", Docs(RankingRequest, RankingReply, RANKED, ranking_models))
+@router.post("/v2/rerank", Docs(RankingRequest, RankingReply, RANKED, ranking_models), infers=True)
 async def rerank(context: AppContext, http: HttpRequest) -> HttpReply:
     """Rerank documents (Cohere API v2)."""
     return await rank(context, http, "2")
 
 
-@router.hot("/v1/rerank", Docs(RankingRequest, RankingReply, RANKED, ranking_models))
+@router.post("/v1/rerank", Docs(RankingRequest, RankingReply, RANKED, ranking_models), infers=True)
 async def rerank_v1(context: AppContext, http: HttpRequest) -> HttpReply:
     """Rerank documents (Cohere API v1, Jina, vLLM)."""
     return await rank(context, http, "1")

@@ -268,9 +268,9 @@ def _instances(context: AppContext) -> object:
 _run_docs = Docs(dict[str, Any], Any, _example, _only_model)
 
 
-@router.hot("/", _run_docs, summary="Run the only model's task.")
-@router.hot("/invocations", _run_docs, summary="Run the only model's task (SageMaker).")
-@router.hot("/models/{model}", Docs(dict[str, Any], Any, _example, all_models))
+@router.post("/", _run_docs, summary="Run the only model's task.", infers=True)
+@router.post("/invocations", _run_docs, summary="Run the only model's task (SageMaker).", infers=True)
+@router.post("/models/{model}", Docs(dict[str, Any], Any, _example, all_models), infers=True)
 async def run(context: AppContext, http: HttpRequest) -> HttpReply:
     """Run a model's task."""
     model = context.repository.find(http.parameters.get("model"))

@@ -98,8 +98,8 @@ _infer_docs = Docs(
 )
 
 
-@router.hot(f"{_MODEL}/infer", _infer_docs, summary="Infer.")
-@router.hot(f"{_MODEL}{_VERSION}/infer", _infer_docs, summary="Infer, with a version.")
+@router.post(f"{_MODEL}/infer", _infer_docs, summary="Infer.", infers=True)
+@router.post(f"{_MODEL}{_VERSION}/infer", _infer_docs, summary="Infer, with a version.", infers=True)
 async def model_infer(context: AppContext, http: HttpRequest) -> HttpReply:
     message, tensors = await _read(context, http)
     _pass_over(http, message)

@@ -74,8 +74,8 @@ async def model(context: AppContext, http: HttpRequest) -> HttpReply:
 _embeddings_docs = Docs(EmbeddingsRequest, EmbeddingsReply, _example, _embed_models)
 
 
-@router.hot("/v1/embeddings", _embeddings_docs)
-@router.hot("/embeddings", _embeddings_docs, summary="Embed texts (OpenAI API, base URL without /v1).")
+@router.post("/v1/embeddings", _embeddings_docs, infers=True)
+@router.post("/embeddings", _embeddings_docs, summary="Embed texts (OpenAI API, base URL without /v1).", infers=True)
 async def embeddings(context: AppContext, http: HttpRequest) -> HttpReply:
     """Embed texts (OpenAI API)."""
     message = await http.json(EMBEDDINGS, context.large_body_lock)

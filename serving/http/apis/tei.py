@@ -33,7 +33,7 @@ from bertserve.serving.http.apis.tei_messages import (
 from bertserve.serving.http.apis.vectors import NUMBERS_OF_A_WEIGHT, embedded_json, rows_json, size_of, sparse_json
 from bertserve.serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
 from bertserve.serving.http.faults import TeiError
-from bertserve.serving.http.routes import Docs, HotRoute, Router, all_models, ranking_models
+from bertserve.serving.http.routes import Docs, Router, all_models, ranking_models
 from bertserve.serving.inference.pipeline import INLINE_NUMBERS, check_not_empty
 from bertserve.serving.inference.ranking import ranking
 from bertserve.serving.inference.requests import InferRequest
@@ -241,7 +241,7 @@ async def predict(context: AppContext, http: HttpRequest) -> HttpReply:
 _RERANKS = Docs((RerankRequest, RankingRequest), list[Rank] | RankingReply, _RANKED, ranking_models)
 
 
-@router.named("POST", "/rerank", _RERANKS, kind=HotRoute)
+@router.named("POST", "/rerank", _RERANKS, infers=True)
 async def rerank(context: AppContext, http: HttpRequest) -> HttpReply:
     """Rerank texts by relevance to a query, or `documents` in the format of Jina and vLLM."""
     if cohere.brings_documents(http.body):
