@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from typing import TYPE_CHECKING, Any
 
 from bertserve.serving.errors import (
@@ -16,7 +17,8 @@ from bertserve.serving.errors import (
 )
 from bertserve.serving.http.apis import cohere, console_page, huggingface, oip, openai, operations, tei
 from bertserve.serving.http.cors import PREFLIGHT, is_preflight
-from bertserve.serving.http.exchange import NO_ROUTE, HttpReply, error_reply
+from bertserve.serving.http.exchange import NO_ROUTE, HttpReply
+from bertserve.serving.http.faults import OWN
 from bertserve.serving.http.near_paths import KnownPaths
 from bertserve.serving.http.openapi import docs_router, document
 from bertserve.serving.http.routes import Router, RouteTable
@@ -31,14 +33,18 @@ if TYPE_CHECKING:
     from bertserve.serving.errors import Unauthenticated
     from bertserve.serving.http.app_context import AppContext, Endpoint
     from bertserve.serving.http.exchange import HttpRequest
+    from bertserve.serving.http.faults import ErrorFormat
     from bertserve.serving.net.observer import RequestObserver
 
 log = logging.getLogger("bertserve.http")
 
 PROTOCOLS = (
-    *(tei.router, huggingface.router, openai.router, cohere.router, oip.router),
+    *(tei.router, huggingface.router, huggingface.any_task, openai.router, cohere.router, oip.router),
     *(operations.router, console_page.router),
 )
+
+_ABOVE = re.compile(r"/models/[^/]*/?")
+"""What stands before the route in a path with a model's name."""
 
 
 class App:
@@ -54,12 +60,15 @@ class App:
 
     def __init__(self, context: AppContext, routers: Sequence[Router] = PROTOCOLS, *, documented: bool = True) -> None:
         self.context = context
-        documentation = [docs_router(self.described)] if documented else []
-        self.routes = [route for router in (*routers, *documentation) for route in router.routes]
+        routers = (*routers, docs_router(self.described)) if documented else routers
+        self.routes = [route for router in routers for route in router.routes]
         self.public = frozenset(route.path for route in self.routes if route.public)
         self.probes = self.public - {route.path for route in console_page.router.routes}
         self.origins = context.settings.allowed_origins or None
         self._table = RouteTable(self.routes)
+        protocols = (*routers, *PROTOCOLS)  # a path that only another port has gets errors that its clients can read
+        self._errors = {route.path: router.errors for router in reversed(protocols) for route in router.routes}
+        self._below = [(router.below, router.errors) for router in protocols if router.below]
         self._paths = frozenset(route.path for route in self.routes if "{" not in route.path)
         self._known = KnownPaths(route.path for route in self.routes)
         self._help = "see /docs" if documented else f"available: {', '.join(route.path for route in self.routes)}"
@@ -112,7 +121,17 @@ class App:
             return self.refuse(InternalError(), request)
 
     def refuse(self, error: BertserveError, request: HttpRequest) -> HttpReply:
-        return error_reply(request.path, error, request.request_id)
+        return self.errors_of(request).reply(error, request.path, request.request_id)
+
+    def errors_of(self, request: HttpRequest) -> ErrorFormat:
+        """What the protocol of a request calls its errors.
+
+        Without a route, that is the protocol of its path: of another method, or without `/models/{model}` before it.
+        """
+        match = _ABOVE.match(request.path)
+        path = "/" + request.path[match.end() :] if match else request.path
+        known = self._errors.get(request.route) or self._errors.get(path)
+        return known or next((errors for below, errors in self._below if path.startswith(below)), OWN)
 
     def sent(self, request: HttpRequest, reply: HttpReply, size: int) -> None:
         """Records the outcome of a request: the reply that was sent, and the size of its body in bytes."""
@@ -138,7 +157,7 @@ class App:
     async def described(self) -> dict[str, Any]:
         """The OpenAPI document."""
         if self._document is None:
-            self._document = await document(self.routes, self.context, self.public)
+            self._document = await document(self.routes, self._errors, self.context, self.public)
         return self._document
 
     def _unmatched(self, request: HttpRequest) -> tuple[str, Endpoint]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import zlib
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -16,13 +15,9 @@ from bertserve.serving.errors import (
     BertserveError,
     BodyTooLarge,
     InvalidRequest,
-    MethodNotAllowed,
-    NotReady,
-    Unauthenticated,
     UnsupportedMediaType,
 )
 from bertserve.serving.fields.rule import Ignored, members_of, obey_rule
-from bertserve.serving.http.faults import error_body, status_of
 from bertserve.serving.http.malformed import malformed
 from bertserve.serving.inference.requests import priority_of
 from bertserve.serving.net.buffers import FREE_BYTES, BufferShare
@@ -387,19 +382,3 @@ def outcome_head(outcome: Outcome[Any]) -> bytes:
 def ignored_head(ignored: Ignored) -> bytes:
     """Names the ignored fields. No other part of a request is repeated."""
     return b"x-ignored-fields: %b\r\n" % str(ignored).encode("ascii")
-
-
-def error_reply(path: str, error: BertserveError, identity: str) -> HttpReply:
-    head = b""
-    if (after_ms := error.retry_after_ms) is not None:
-        seconds = max(1, math.ceil(error.retry_after_s or 0))
-        head = b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (seconds, after_ms)
-    if isinstance(error, NotReady) and not error.begun:
-        head += b"x-computed: none\r\n"
-    if isinstance(error, MethodNotAllowed):
-        head += b"allow: %b\r\n" % error.allowed.encode()
-    if isinstance(error, UnsupportedMediaType):
-        head += b"accept-encoding: gzip, deflate\r\n"
-    if isinstance(error, Unauthenticated):
-        head += b"www-authenticate: Bearer\r\n"
-    return HttpReply(error_body(path, error, identity), status_of(path, error), head=head, error=error)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from bertserve.serving.errors import MalformedRequest, NotReady
 from bertserve.serving.http.connection import HttpConnection
-from bertserve.serving.http.exchange import error_reply
+from bertserve.serving.http.faults import OWN
 from bertserve.serving.http.port import HttpPort
 from bertserve.serving.net.listener import Listener
 from bertserve.serving.net.requests import request_id
@@ -31,7 +31,7 @@ so that clients learn of the shutdown before.
 
 def _last_reply(status: bytes, error: BertserveError, identity: str = "") -> bytes:
     """The bytes of an error reply after which the connection ends."""
-    reply = error_reply("", error, identity)
+    reply = OWN.reply(error, "", identity)
     head = b"HTTP/1.1 %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%bconnection: close\r\n\r\n%b"
     return head % (status, reply.content_type, len(reply.body), reply.head, reply.body)
 

@@ -15,23 +15,24 @@ from fastapi.routing import APIRoute
 
 from bertserve.serving.http.examples import reply_to
 from bertserve.serving.http.exchange import HttpReply, HttpRequest, json_reply
-from bertserve.serving.http.faults import CohereError, OpenAiError, TeiError, V2Error, error_type
+from bertserve.serving.http.faults import IN_BODY
 from bertserve.serving.http.routes import Router
 from bertserve.serving.inference.served_models import COMPUTE_TYPES
 from bertserve.serving.net.requests import MAX_HEADER_BYTES
 from bertserve.serving.oip.service import SERVER_NAME, SERVER_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from bertserve.serving.http.app_context import AppContext, Endpoint
+    from bertserve.serving.http.faults import ErrorFormat
     from bertserve.serving.http.routes import Docs, Route
 
 _JSON, _OCTETS = "application/json", "application/octet-stream"
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 _ABOUT_EXAMPLES = "Vectors in example replies are cut to eight components."
 _BREAKS = "a field is unsupported, misspelled, of the wrong type or outside its limits; the message names it"
-_NO_KEY = 401
+_BAD_REQUEST, _NO_KEY = 400, 401
 _KEY = "key"
 _ASSETS = {"swagger-ui-bundle.js": b"text/javascript", "swagger-ui.css": b"text/css"}
 
@@ -149,8 +150,17 @@ _ERROR_HEADERS = {
 }
 
 
-async def document(routes: Iterable[Route], context: AppContext, public: Collection[str]) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of the routes that a loaded model answers, or that need no model."""
+async def document(
+    routes: Iterable[Route], errors_of: Mapping[str, ErrorFormat], context: AppContext, public: Collection[str]
+) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of the routes that a loaded model answers, or that need no model.
+
+    Args:
+        routes: All routes.
+        errors_of: What is called an error, by path.
+        context: What the models and limits are read from.
+        public: Paths that need no API key.
+    """
     listed = [(route, route.docs) for route in routes if route.docs is not None]
     listed = [(route, docs) for route, docs in listed if docs.models is None or docs.models(context)]
     made = get_openapi(
@@ -161,7 +171,7 @@ async def document(routes: Iterable[Route], context: AppContext, public: Collect
         routes=[_described(route) for route, _ in listed],
     )
     shown = _shown(listed[::-1], context)  # of equal routes, the one with the topmost decorator
-    types = [kind for route, docs in listed for kind in (*_taken(docs), docs.gives, error_type(route.path)) if kind]
+    types = [kind for route, docs in listed for kind in (*_taken(docs), docs.gives, errors_of[route.path].body) if kind]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(map(repr, types), schemas, strict=True))
     for component in components.values():
@@ -175,8 +185,9 @@ async def document(routes: Iterable[Route], context: AppContext, public: Collect
         example = docs.example(context) if callable(docs.example) else docs.example
         if docs.takes is not None:
             entry["requestBody"] = _body(docs, schema_of, example)
-        errors = _errors(route, docs, context, keyed=keyed)
-        entry["responses"] = {"200": _done(route, docs, schema_of)} | _refusals(route, docs, schema_of, errors)
+        errors = errors_of[route.path]
+        causes = _causes(route, docs, errors, context, keyed=keyed)
+        entry["responses"] = {"200": _done(route, docs, schema_of)} | _refusals(docs, schema_of, errors, causes)
         if docs.gives is not None:
             reply = await _reply(route, docs, context, example)
             if reply is not None:
@@ -298,24 +309,23 @@ def _done(route: Route, docs: Docs, schema_of: dict[str, Any]) -> dict[str, Any]
     return done
 
 
-def _malformed(route: Route, docs: Docs) -> str:
-    family, hot = error_type(route.path), route.infers
+def _malformed(route: Route, docs: Docs, errors: ErrorFormat) -> str:
     causes = {
         "the body is not UTF-8 JSON": docs.takes is not None,
-        _BREAKS: docs.takes is not None and family in {V2Error, OpenAiError},
-        "a list of inputs or an input is empty": hot and family in {TeiError, OpenAiError},
-        "a list of inputs is empty": hot and family is CohereError,
-        "several models match and none is named": hot and "{model}" not in route.path,
-        "the model is for another task": hot and family is not TeiError,
+        _BREAKS: docs.takes is not None and errors.invalid_status == _BAD_REQUEST,
+        f"{errors.empty} is empty": route.infers and errors.empty,
+        "several models match and none is named": route.infers and "{model}" not in route.path,
+        "the model is for another task": route.infers and errors.wrong_task_status == _BAD_REQUEST,
     }
     return "; or ".join(["The request is not HTTP/1.1", *[cause for cause, may_be in causes.items() if may_be]]) + "."
 
 
-def _errors(route: Route, docs: Docs, context: AppContext, *, keyed: bool) -> dict[int, str]:
-    settings, family, takes = context.settings, error_type(route.path), docs.takes is not None
+def _causes(route: Route, docs: Docs, errors: ErrorFormat, context: AppContext, *, keyed: bool) -> dict[int, str]:
+    """Why a request of a route is rejected, by status."""
+    settings, takes = context.settings, docs.takes is not None
     inferring, named = takes and not docs.body_optional, "{model}" in route.path
     when = {
-        400: _malformed(route, docs),
+        400: _malformed(route, docs, errors),
         405: "The method is not allowed; `Allow` lists the allowed ones.",
         408: "The headers or the body did not arrive in time.",
         413: f"The body exceeds {settings.body_limit_bytes:,} bytes, as sent or decompressed.",
@@ -329,27 +339,26 @@ def _errors(route: Route, docs: Docs, context: AppContext, *, keyed: bool) -> di
         when[_NO_KEY] = "The API key is missing or invalid."
     if named:
         when[404] = f"The model{' or version' if '{version}' in route.path else ''} does not exist."
-    elif takes and family in {OpenAiError, CohereError}:
+    elif takes and errors.model_named == IN_BODY:
         when[404] = "Several models serve the task, and `model` names none of them."
-    if takes and family not in {V2Error, OpenAiError}:
-        when[422] = f"{_BREAKS[0].upper()}{_BREAKS[1:]}."
-    if takes and family is TeiError:
-        when[424] = "The model is for another task."
+    if takes and errors.invalid_status != _BAD_REQUEST:
+        when[errors.invalid_status] = f"{_BREAKS[0].upper()}{_BREAKS[1:]}."
+    if takes and errors.wrong_task_status != _BAD_REQUEST:
+        when[errors.wrong_task_status] = "The model is for another task."
     if inferring:
         when[429] = "The server is overloaded: the queue is full, or the answer would be late. Try again later."
         when[504] = "The deadline has passed, or cannot be met."
     return when | {status: f"{said} {when.get(status, '')}".strip() for status, said in docs.statuses.items()}
 
 
-def _refusals(route: Route, docs: Docs, schema_of: dict[str, Any], errors: dict[int, str]) -> dict[str, Any]:
-    family = error_type(route.path)
-    fault = schema_of[repr(family)]
+def _refusals(docs: Docs, schema_of: dict[str, Any], errors: ErrorFormat, causes: Mapping[int, str]) -> dict[str, Any]:
+    fault = schema_of[repr(errors.body)]
     responses = {}
-    for status in sorted(errors):
+    for status in sorted(causes):
         # Probes and readiness report their state with an error status.
-        own = status in docs.statuses and docs.gives is not None and family is not TeiError
+        own = status in docs.statuses and docs.gives is not None
         responses[str(status)] = {
-            "description": errors[status],
+            "description": causes[status],
             "headers": _ID_HEADER | _ERROR_HEADERS.get(status, {}),
             "content": {_JSON: {"schema": {"anyOf": [fault, schema_of[repr(docs.gives)]]} if own else fault}},
         }

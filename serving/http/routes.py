@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bertserve.serving.http.app_context import AppContext, Endpoint
+from bertserve.serving.http.faults import OWN
 from bertserve.serving.inference.ranking import rankers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from bertserve.serving.http.exchange import HttpReply, HttpRequest
+    from bertserve.serving.http.faults import ErrorFormat
 
 Models: TypeAlias = Callable[[AppContext], Sequence[str]]
 
@@ -82,10 +84,17 @@ class Route:
 
 
 class Router:
-    """The routes of one protocol. Decorators add routes; the first line of a docstring is the summary."""
+    """The routes of one protocol. Decorators add routes; the first line of a docstring is the summary.
 
-    def __init__(self, tag: str) -> None:
+    Attributes:
+        errors: What the protocol calls its errors.
+        below: Beginning of paths whose errors are the protocol's, even if they have no route; "" if there are none.
+    """
+
+    def __init__(self, tag: str, errors: ErrorFormat = OWN, below: str = "") -> None:
         self.tag = tag
+        self.errors = errors
+        self.below = below
         self.routes: list[Route] = []
 
     def get(

@@ -28,8 +28,8 @@ from tritonclient.grpc.service_pb2 import ModelInferRequest
 import bertserve
 from bertserve.serving.errors import BertserveError
 from bertserve.serving.grpc.services.standard import ReflectionService
-from bertserve.serving.http.app import PROTOCOLS
-from bertserve.serving.http.faults import error_body, status_of
+from bertserve.serving.http.app import PROTOCOLS, App
+from bertserve.serving.http.exchange import HttpRequest
 from bertserve.serving.http.openapi import docs_router
 from bertserve.serving.models.manifest import Manifest
 from bertserve.serving.settings import ENVIRONMENT_PREFIX, Settings, flag_of
@@ -37,6 +37,7 @@ from tests.support.clients import MODEL_INFER, TIMEOUT_S, HttpConnection, infer_
 from tests.support.credentials import FIRST, bearer, write_keys
 from tests.support.descriptions import kind, objects, operation, options, places, protobuf
 from tests.support.fronts import FRONTS, wait_up
+from tests.support.http_app import ready_api
 from tests.support.models import NAME, ROOT, light_repository
 from tests.support.poison import light_tasks
 from tests.support.server import FAKE, Server
@@ -158,10 +159,12 @@ class Product:
         kinds = [BertserveError]
         for each in kinds:
             kinds += each.__subclasses__()
+        app = App(ready_api())
         for error in sorted((each("why") for each in kinds), key=lambda error: (error.reason, type(error).__name__)):
             yield f"{error.reason}: gRPC {error.grpc_code}"
             for family, path in FAMILIES.items():
-                yield f"  {family} {status_of(path, error)} {_words(error_body(path, error, 'id'))}"
+                reply = app.refuse(error, HttpRequest("GET", path, {}, b"", "id", 0.0))
+                yield f"  {family} {reply.status} {_words(reply.body)}"
 
     def settings(self) -> Iterator[str]:
         """Option, environment variable, key in the file, type and default."""

@@ -1,4 +1,4 @@
-"""To which family a path belongs; what each family answers is listed in `tests/contract/surface/errors.txt`."""
+"""To which protocol a path belongs; what each protocol answers is listed in `tests/contract/surface/errors.txt`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from bertserve.serving.errors import (
     RouteNotFound,
     WrongTask,
 )
-from bertserve.serving.http.faults import error_body, status_of
+from bertserve.serving.http.app import App
+from bertserve.serving.http.exchange import HttpRequest
+from tests.support.http_app import ready_api
 
 WHY, OF_ANY_ALPHABET = "why", 'a "quoted"\nläne \u2028'
 V2 = "/v2/models/m/infer"
@@ -55,6 +57,8 @@ def own(reason: str) -> dict[str, Any]:
 )
 def test_what_a_path_s_family_answers(paths: tuple[str, ...], error: BertserveError, status: int, body: Any) -> None:
     """Its status, and its body as JSON."""
+    app = App(ready_api())
     for path in paths:
-        assert status_of(path, error) == status, path
-        assert body is None or json.loads(error_body(path, error, "id")) == body, path
+        reply = app.refuse(error, HttpRequest("GET", path, {}, b"", "id", 0.0))
+        assert reply.status == status, path
+        assert body is None or json.loads(reply.body) == body, path

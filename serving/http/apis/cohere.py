@@ -10,6 +10,7 @@ import orjson
 
 from bertserve.serving.errors import EmptyInput, InvalidRequest, quoted
 from bertserve.serving.http.apis.cohere_messages import (
+    COHERE_ERRORS,
     ApiVersion,
     CohereEmbedReply,
     CohereEmbedRequest,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from bertserve.serving.records import Truncate
     from bertserve.serving.tasks.base import Check
 
-router = Router("Cohere")
+router = Router("Cohere", COHERE_ERRORS)
 
 _EMBED, _RANK = JsonDecoder(CohereEmbedRequest), JsonDecoder(RankingRequest)
 _TRUNCATE: dict[str, Truncate] = {"NONE": False, "START": "left", "END": "right"}

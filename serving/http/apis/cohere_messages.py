@@ -9,6 +9,7 @@ import msgspec
 from bertserve.serving.http.apis.openai_messages import Usage  # noqa: TC001  msgspec reads the annotations
 from bertserve.serving.http.apis.tei_messages import SparseWeight  # noqa: TC001  likewise
 from bertserve.serving.http.apis.vectors import VectorType
+from bertserve.serving.http.faults import IN_BODY, ErrorFormat
 from bertserve.serving.inference.requests import InputType  # noqa: TC001  likewise
 
 EmbeddingType = VectorType | Literal["sparse", "tokens"]
@@ -180,3 +181,19 @@ class RankingReply(msgspec.Struct):
     meta: RankingMeta
     usage: Usage
     data: list[Ranked] | msgspec.UnsetType = msgspec.UNSET
+
+
+class CohereError(msgspec.Struct):
+    """An error of Cohere's API; `id` is the request's id."""
+
+    id: str
+    message: str
+    detail: str
+
+
+COHERE_ERRORS = ErrorFormat(
+    CohereError,
+    lambda _, message, identity: CohereError(identity, message, message),
+    model_named=IN_BODY,
+    empty="a list of inputs",
+)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +18,7 @@ import msgspec
 from bertserve.serving.errors import InvalidRequest, setting_of
 from bertserve.serving.http.apis import tei
 from bertserve.serving.http.apis.tei_messages import (
+    TEI_ERRORS,
     Compared,
     Direction,
     EmbedRequest,
@@ -142,6 +144,8 @@ class VertexReply(msgspec.Struct):
 
 
 router = Router("Tasks")
+any_task = Router("Tasks", replace(TEI_ERRORS, model_named="in the path: POST /models/NAME"))
+"""The routes that answer by the model's task. Their clients read errors of text-embeddings-inference."""
 
 _AT_ONCE = 1024
 """Results that are encoded at once."""
@@ -268,9 +272,9 @@ def _instances(context: AppContext) -> object:
 _run_docs = Docs(dict[str, Any], Any, _example, _only_model)
 
 
-@router.post("/", _run_docs, summary="Run the only model's task.", infers=True)
-@router.post("/invocations", _run_docs, summary="Run the only model's task (SageMaker).", infers=True)
-@router.post("/models/{model}", Docs(dict[str, Any], Any, _example, all_models), infers=True)
+@any_task.post("/", _run_docs, summary="Run the only model's task.", infers=True)
+@any_task.post("/invocations", _run_docs, summary="Run the only model's task (SageMaker).", infers=True)
+@any_task.post("/models/{model}", Docs(dict[str, Any], Any, _example, all_models), infers=True)
 async def run(context: AppContext, http: HttpRequest) -> HttpReply:
     """Run a model's task."""
     model = context.repository.find(http.parameters.get("model"))
@@ -278,7 +282,7 @@ async def run(context: AppContext, http: HttpRequest) -> HttpReply:
     return await _RUN[model.manifest.task](context, http)
 
 
-@router.post("/vertex", Docs(VertexRequest, VertexReply, _instances, _only_model))
+@any_task.post("/vertex", Docs(VertexRequest, VertexReply, _instances, _only_model))
 async def vertex(context: AppContext, http: HttpRequest) -> HttpReply:
     """Run the only model's task on several requests (Vertex AI)."""
     message = await http.json(_VERTEX, context.large_body_lock)

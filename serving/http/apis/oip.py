@@ -13,6 +13,7 @@ import orjson
 
 from bertserve.serving.errors import InvalidRequest, MalformedRequest, Unsupported
 from bertserve.serving.http.apis.oip_messages import (
+    V2_ERRORS,
     ControlRequest,
     IndexRequest,
     InferMessage,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from bertserve.serving.oip.views import View
     from bertserve.serving.tasks.base import Check
 
-router = Router("Open Inference Protocol v2")
+router = Router("Open Inference Protocol v2", V2_ERRORS, "/v2/")
 
 _MODEL, _VERSION = "/v2/models/{model}", "/versions/{version}"
 _LENGTH_HEADER = b"inference-header-content-length"

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from bertserve.serving.http.faults import ErrorFormat
+
 
 class InputTensor(msgspec.Struct, forbid_unknown_fields=True):
     """An input, with values in `data`, or in binary after the JSON with their size in `parameters.binary_data_size`."""
@@ -85,3 +87,12 @@ class ControlRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Optional parameters of a load or unload: `version` to load; `unload_dependents` has no effect."""
 
     parameters: dict[str, Any] = {}
+
+
+class V2Error(msgspec.Struct):
+    """An error of the Open Inference Protocol v2."""
+
+    error: str
+
+
+V2_ERRORS = ErrorFormat(V2Error, lambda _, message, __: V2Error(message), invalid_status=400)

@@ -10,6 +10,7 @@ import orjson
 
 from bertserve.serving.errors import ForeignTokenIds
 from bertserve.serving.http.apis.openai_messages import (
+    OPENAI_ERRORS,
     EmbeddingsReply,
     EmbeddingsRequest,
     ModelCard,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from bertserve.serving.tasks.base import Check
     from bertserve.serving.tasks.combined import Embedded
 
-router = Router("OpenAI")
+router = Router("OpenAI", OPENAI_ERRORS, "/v1/")
 
 _JINA_TASKS: Mapping[str | None, InputType] = {
     "retrieval.query": "query",

@@ -6,8 +6,10 @@ from typing import Literal
 
 import msgspec
 
+from bertserve.serving.errors import BertserveError, InvalidRequest, Overloaded
 from bertserve.serving.http.apis.tei_messages import SparseWeight  # noqa: TC001  msgspec reads the annotations
 from bertserve.serving.http.apis.vectors import VectorType  # noqa: TC001  likewise
+from bertserve.serving.http.faults import IN_BODY, ErrorFormat, word_of
 from bertserve.serving.inference.requests import InputType  # noqa: TC001  likewise
 
 JinaTask = Literal["retrieval.query", "retrieval.passage", "classification", "separation", "text-matching"]
@@ -109,3 +111,36 @@ class ModelList(msgspec.Struct):
 
     object: Literal["list"]
     data: list[ModelCard]
+
+
+class OpenAiDetail(msgspec.Struct):
+    """An error's details: `param` is the field, if there is one; `code` is this server's reason."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class OpenAiError(msgspec.Struct):
+    """An error of OpenAI's API."""
+
+    error: OpenAiDetail
+    detail: str  # the message, for clients of Jina and Voyage, which read no other field
+
+
+_ERROR_TYPES: dict[type[BertserveError], str] = {
+    InvalidRequest: "invalid_request_error",
+    Overloaded: "rate_limit_error",
+    BertserveError: "server_error",
+}
+
+
+def _error(error: BertserveError, message: str, _: str) -> OpenAiError:
+    param = error.param if isinstance(error, InvalidRequest) else None
+    return OpenAiError(OpenAiDetail(message, word_of(_ERROR_TYPES, error), param, error.reason), message)
+
+
+OPENAI_ERRORS = ErrorFormat(
+    OpenAiError, _error, invalid_status=400, model_named=IN_BODY, empty="a list of inputs or an input"
+)

@@ -13,6 +13,7 @@ from bertserve.serving.errors import EmptyInput, InvalidRequest, WrongTask, too_
 from bertserve.serving.http.apis import cohere
 from bertserve.serving.http.apis.cohere_messages import RankingReply, RankingRequest
 from bertserve.serving.http.apis.tei_messages import (
+    TEI_ERRORS,
     DecodeRequest,
     Direction,
     EmbedAllRequest,
@@ -27,12 +28,12 @@ from bertserve.serving.http.apis.tei_messages import (
     SimilarityParameters,
     SimilarityRequest,
     SparseWeight,
+    TeiError,
     TokenizeReply,
     TokenizeRequest,
 )
 from bertserve.serving.http.apis.vectors import NUMBERS_OF_A_WEIGHT, embedded_json, rows_json, size_of, sparse_json
 from bertserve.serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
-from bertserve.serving.http.faults import TeiError
 from bertserve.serving.http.routes import Docs, Router, all_models, ranking_models
 from bertserve.serving.inference.pipeline import INLINE_NUMBERS, check_not_empty
 from bertserve.serving.inference.ranking import ranking
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from bertserve.serving.tasks.chunks import Chunk
     from bertserve.serving.tasks.embed_sparse import SparseVector
 
-router = Router("TEI")
+router = Router("TEI", TEI_ERRORS)
 
 _TIMES = (
     b"x-compute-characters: %d\r\nx-compute-time: %d\r\nx-total-time: %d\r\n"

@@ -7,7 +7,17 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from bertserve.serving.engine.specs import EngineChoice  # noqa: TC001  msgspec reads the annotations
+from bertserve.serving.errors import (
+    BertserveError,
+    BuffersFull,
+    EmptyInput,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+    WrongTask,
+)
 from bertserve.serving.http.apis.vectors import SparseFormat  # noqa: TC001  likewise
+from bertserve.serving.http.faults import ErrorFormat, word_of
 from bertserve.serving.inference.requests import InputType, Token
 from bertserve.serving.tasks.windows import LongScored
 
@@ -242,3 +252,28 @@ class Info(msgspec.Struct):
     prompts: dict[str, str] = {}
     default_prompt_name: str | None = None
     outputs: tuple[str, ...] = ()
+
+
+class TeiError(msgspec.Struct):
+    """An error of text-embeddings-inference."""
+
+    error: str
+    error_type: str
+
+
+_ERROR_TYPES: dict[type[BertserveError], str] = {
+    EmptyInput: "Empty",
+    WrongTask: "Backend",
+    InvalidRequest: "Validation",
+    Overloaded: "Overloaded",
+    BuffersFull: "Overloaded",
+    Unavailable: "Unhealthy",
+    BertserveError: "Backend",
+}
+
+TEI_ERRORS = ErrorFormat(
+    TeiError,
+    lambda error, message, _: TeiError(message, word_of(_ERROR_TYPES, error)),
+    wrong_task_status=424,
+    empty="a list of inputs or an input",
+)
