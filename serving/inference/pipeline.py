@@ -152,7 +152,7 @@ class Pipeline:
         model = self._repository.find(request.model, request.version, way.task)
         if trace is not None:
             trace.model = model.name
-        _check_count(request, self._settings.max_client_batch_size)
+        check_count(len(request.inputs), self._settings.max_client_batch_size)
         engineless = False
         if way.for_side is not None:
             request.options = way.for_side(request.options, request.input_type or request.prompt_name)
@@ -358,11 +358,12 @@ def _tokens(texts: Sequence[EncodedText]) -> int:
     return sum([len(text.ids) for text in texts])
 
 
-def _check_count(request: InferRequest[A], most: int) -> None:
-    if not request.inputs:
-        raise EmptyInput("the list of inputs is empty; send at least one", param="input")
-    if len(request.inputs) > most:
-        raise too_many_inputs(len(request.inputs), most)
+def check_count(count: int, most: int, listed: str = "the list of inputs") -> None:
+    """Rejects no inputs, and more than `most`. `listed` is their list, for the message."""
+    if not count:
+        raise EmptyInput(f"{listed} is empty; send at least one", param="input")
+    if count > most:
+        raise too_many_inputs(count, most)
 
 
 def check_not_empty(inputs: Sequence[object], field: str = "inputs") -> None:

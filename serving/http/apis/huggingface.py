@@ -27,7 +27,7 @@ from bertserve.serving.http.apis.tei_messages import (
 )
 from bertserve.serving.http.exchange import HttpReply, JsonDecoder, outcome_head
 from bertserve.serving.http.routes import Docs, Router, all_models
-from bertserve.serving.inference.pipeline import check_not_empty
+from bertserve.serving.inference.pipeline import check_count, check_not_empty
 from bertserve.serving.inference.requests import (
     InferRequest,
     InputType,
@@ -287,7 +287,7 @@ async def vertex(context: AppContext, http: HttpRequest) -> HttpReply:
     """Run the only model's task on several requests (Vertex AI)."""
     message = await http.json(_VERTEX, context.large_body_lock)
     model = context.repository.find(None)
-    tei.check_count(context, len(message.instances), "instances")
+    check_count(len(message.instances), context.settings.max_client_batch_size, "`instances`")
     endpoint = _RUN[model.manifest.task]
 
     async def one(index: int, fields: Mapping[str, object]) -> bytes:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from bertserve.serving.errors import EmptyInput, InvalidRequest, WrongTask, too_many_inputs
+from bertserve.serving.errors import EmptyInput, InvalidRequest, WrongTask
 from bertserve.serving.http.apis import cohere
 from bertserve.serving.http.apis.cohere_messages import RankingReply, RankingRequest
 from bertserve.serving.http.apis.tei_messages import (
@@ -35,7 +35,7 @@ from bertserve.serving.http.apis.tei_messages import (
 from bertserve.serving.http.apis.vectors import NUMBERS_OF_A_WEIGHT, embedded_json, rows_json, size_of, sparse_json
 from bertserve.serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
 from bertserve.serving.http.routes import Docs, Router, all_models, ranking_models
-from bertserve.serving.inference.pipeline import INLINE_NUMBERS, check_not_empty
+from bertserve.serving.inference.pipeline import INLINE_NUMBERS, check_count, check_not_empty
 from bertserve.serving.inference.ranking import ranking
 from bertserve.serving.inference.requests import InferRequest
 from bertserve.serving.oip.service import SERVER_VERSION
@@ -288,7 +288,7 @@ async def tokenize(context: AppContext, http: HttpRequest) -> HttpReply:
     message = await http.json(_TOKENIZE, context.large_body_lock)
     model, special = _model(context, http), message.add_special_tokens
     texts = [message.inputs] if isinstance(message.inputs, str) else message.inputs
-    check_count(context, len(texts), "inputs")
+    check_count(len(texts), context.settings.max_client_batch_size, "`inputs`")
     check_not_empty(texts)
     inputs = model.prompted(texts, message.prompt_name, message.input_type)
     prompted = [text for text in inputs if isinstance(text, str)]
@@ -306,7 +306,7 @@ async def decode(context: AppContext, http: HttpRequest) -> HttpReply:
     message = await http.json(_DECODE, context.large_body_lock)
     rows, bare = _rows(message.ids), message.skip_special_tokens
     model = _model(context, http)
-    check_count(context, len(rows), "ids")
+    check_count(len(rows), context.settings.max_client_batch_size, "`ids`")
     check_not_empty(rows, "input_ids")
     for row in rows:
         model.tokenizer.check_readable(row)
@@ -316,14 +316,6 @@ async def decode(context: AppContext, http: HttpRequest) -> HttpReply:
         lambda tokenizer: msgspec.json.encode([tokenizer.decode(row, bare=bare) for row in rows]),
     )
     return HttpReply(body)
-
-
-def check_count(context: AppContext, count: int, field: str) -> None:
-    most = context.settings.max_client_batch_size
-    if not count:
-        raise EmptyInput(f"`{field}` is empty; send at least one")
-    if count > most:
-        raise too_many_inputs(count, most)
 
 
 def _model(context: AppContext, http: HttpRequest) -> ServedModel:
