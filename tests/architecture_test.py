@@ -220,14 +220,14 @@ def test_a_package_beside_the_server_imports_what_its_row_allows(package: str) -
         ),
         (
             "bertserve, bertserve.serving.server, bertserve.serving.operations.doctor",
-            "ray pyarrow pandas",
+            "ray pyarrow pandas fastapi starlette",
             "bertserve.serving.server",
         ),
     ],
     ids=["what is known of engines", "the server"],
 )
 def test_what_a_missing_library_is_not_needed_for(asked: str, strangers: str, loaded: str) -> None:
-    """Settings and models know of engines without their libraries; an image without Ray and Arrow serves."""
+    """Settings and models know of engines without their libraries; a server starts without Ray, Arrow and FastAPI."""
     program = f"import sys, {asked}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     modules = set(done.stdout.split())

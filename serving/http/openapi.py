@@ -1,4 +1,8 @@
-"""The OpenAPI document, made by FastAPI with the types that decode requests, and its page `/docs`."""
+"""The OpenAPI document, made by FastAPI with the types that decode requests, and its page `/docs`.
+
+FastAPI is imported when one of them is first asked for, in a thread: it takes a third of the time in which a process
+starts, and 14 MB.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,6 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
 
 from bertserve.serving.http.examples import reply_to
 from bertserve.serving.http.exchange import HttpReply, HttpRequest, json_reply
@@ -163,13 +164,7 @@ async def document(
     """
     listed = [(route, route.docs) for route in routes if route.docs is not None]
     listed = [(route, docs) for route, docs in listed if docs.models is None or docs.models(context)]
-    made = get_openapi(
-        title=SERVER_NAME,
-        version=SERVER_VERSION,
-        description=f"Low-latency BERT inference. The [console](./) tries the models. {_ABOUT_EXAMPLES}",
-        servers=[{"url": "./"}],  # relative to this document: a proxy may strip a prefix
-        routes=[_described(route) for route, _ in listed],
-    )
+    made = await asyncio.to_thread(_described, [route for route, _ in listed])
     shown = _shown(listed[::-1], context)  # of equal routes, the one with the topmost decorator
     types = [kind for route, docs in listed for kind in (*_taken(docs), docs.gives, errors_of[route.path].body) if kind]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
@@ -223,18 +218,34 @@ def _beside(route: Route, routes: Sequence[Route]) -> dict[str, str]:
     return {"description": "\n".join(f"- Also `{other.path}`: {other.summary}" for other in others)} if others else {}
 
 
-def _described(route: Route) -> APIRoute:
-    """The route as FastAPI describes it; without HEAD, which it would list as an operation of its own."""
-    words = [word.strip("{}") for word in route.path.replace("-", "_").split("/") if word]
-    return APIRoute(
-        route.path,
-        lambda: None,
-        methods=[route.method],
-        operation_id="_".join([route.method.lower(), *words]),
-        tags=[route.tag],
-        summary=route.summary,
-        response_model=None,
+def _described(routes: Iterable[Route]) -> dict[str, Any]:
+    """The routes as FastAPI describes them; without HEAD, which it would list as an operation of its own."""
+    from fastapi.openapi.utils import get_openapi  # noqa: PLC0415  see the module
+    from fastapi.routing import APIRoute  # noqa: PLC0415  likewise
+
+    return get_openapi(
+        title=SERVER_NAME,
+        version=SERVER_VERSION,
+        description=f"Low-latency BERT inference. The [console](./) tries the models. {_ABOUT_EXAMPLES}",
+        servers=[{"url": "./"}],  # relative to this document: a proxy may strip a prefix
+        routes=[
+            APIRoute(
+                route.path,
+                lambda: None,
+                methods=[route.method],
+                operation_id=_operation_id(route),
+                tags=[route.tag],
+                summary=route.summary,
+                response_model=None,
+            )
+            for route in routes
+        ],
     )
+
+
+def _operation_id(route: Route) -> str:
+    words = [word.strip("{}") for word in route.path.replace("-", "_").split("/") if word]
+    return "_".join([route.method.lower(), *words])
 
 
 def _by_rule(schema: dict[str, Any]) -> None:
@@ -370,9 +381,10 @@ def _asset(name: str) -> bytes:
     return (files("fastapi_swagger") / "resources" / name).read_bytes()
 
 
-def docs_router(openapi: Callable[[], Awaitable[dict[str, Any]]]) -> Router:
-    """The routes `/docs`, `/openapi.json` and the page's assets, all served locally."""
-    router = Router("Documentation")
+@cache
+def _page() -> bytes:
+    from fastapi.openapi.docs import get_swagger_ui_html  # noqa: PLC0415  see the module
+
     page = get_swagger_ui_html(
         openapi_url="openapi.json",
         title=SERVER_NAME,
@@ -382,11 +394,16 @@ def docs_router(openapi: Callable[[], Awaitable[dict[str, Any]]]) -> Router:
         swagger_ui_parameters={"defaultModelsExpandDepth": 0},
     )
     body = bytes(page.body).replace(_BUNDLE, _LISTED_ONCE, 1)
-    body = body.replace(b"</head>", _HEAD + b"</head>", 1).replace(b"<body>", b"<body>\n" + _BACK, 1)
+    return body.replace(b"</head>", _HEAD + b"</head>", 1).replace(b"<body>", b"<body>\n" + _BACK, 1)
+
+
+def docs_router(openapi: Callable[[], Awaitable[dict[str, Any]]]) -> Router:
+    """The routes `/docs`, `/openapi.json` and the page's assets, all served locally."""
+    router = Router("Documentation")
 
     @router.get("/docs")
     async def docs(_: AppContext, __: HttpRequest) -> HttpReply:
-        return HttpReply(body, content_type=b"text/html; charset=utf-8")
+        return HttpReply(await asyncio.to_thread(_page), content_type=b"text/html; charset=utf-8")
 
     @router.get("/openapi.json")
     async def schema(_: AppContext, __: HttpRequest) -> HttpReply:
