@@ -252,13 +252,13 @@ def test_every_route_answers_the_same(plain: Everywhere) -> None:
 
 _LEAVES = (str, bytes, int, float, complex, bool, type(None), enum.Enum, PurePath)
 _MOST = 1_000_000
-_ROOM = "bertserve"
+_ROOM = "bertserve.serving"
 
 
 def held(*roots: object) -> dict[str, object]:
     """By place: values that are leaves, and of all others their type and how much they hold."""
     found: dict[str, object] = {}
-    modules = [(name, module) for name, module in sorted(sys.modules.items()) if name.split(".")[0] == _ROOM]
+    modules = [(name, module) for name, module in sorted(sys.modules.items()) if name.startswith(_ROOM)]
     waiting: deque[tuple[str, Any]] = deque([*modules, *((f"root {index}", root) for index, root in enumerate(roots))])
     seen: dict[int, object] = {}  # which keeps them, so that no other one gets the same number
     while waiting:
@@ -297,9 +297,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _ours(value: Any) -> bool:
     if isinstance(value, types.ModuleType):
-        return value.__name__.split(".")[0] == _ROOM
+        return value.__name__.startswith(_ROOM)
     kind = value if isinstance(value, type) else type(value)
-    return kind.__module__.split(".")[0] == _ROOM
+    return kind.__module__.startswith(_ROOM)
 
 
 def _fields(value: Any) -> Iterable[tuple[str, Any]]:
