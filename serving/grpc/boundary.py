@@ -119,26 +119,27 @@ class Answer(msgspec.Struct, frozen=True):
     trace: RequestTrace | None
 
 
-async def answer(call: Call, data: bytes, compressed: int) -> Answer | None:
+async def answer(call: Call, data: bytes, compressed: int, trace: RequestTrace | None) -> Answer | None:
     """Runs a call's method on a message with its compressed flag.
 
     A call with a single reply is completed here and returns None. Its task is kept and would keep a result alive.
     """
-    is_one_of_several = call.head.method.duplex is not None
-    trace: RequestTrace | None = None
+    method = call.head.method
     request: Message | None = None
     try:
-        trace = call.begin_trace(len(data))
-        if not is_one_of_several:
-            call.trace = trace
         request = _parse(call, await _inflate(call, data) if compressed else data, trace)
         del data  # do not keep it twice while the request waits
-        reply = await _run(call, request, trace)
+        if method.duplex is not None:
+            return Answer((await method.duplex(request, call, trace)).SerializeToString(), None, "", trace)
+        if method.streaming is not None:
+            await call.reply_all(method.streaming(request, call))
+        elif method.unary is not None:
+            call.finish((await method.unary(request, call)).SerializeToString())
     except BertserveError as error:
         failure = error.without_traceback()
     except asyncio.CancelledError:
         if is_cancelled():
-            call.tell(trace, 0, ClientGone("the client canceled the call"))
+            call.end_trace(trace, 0, ClientGone("the client canceled the call"))
             raise
         # The awaited work was cancelled, not this call.
         failure = NotReady("the server is shutting down", begun=True)
@@ -146,24 +147,12 @@ async def answer(call: Call, data: bytes, compressed: int) -> Answer | None:
         log.exception("a call failed", extra=fields(request_id=_request_id(call, request, trace)))
         failure = InternalError()
     else:
-        return Answer(reply, None, "", trace) if is_one_of_several else None
+        return None
     request_id = _request_id(call, request, trace)
-    if is_one_of_several:
+    if method.duplex is not None:
         return Answer(b"", failure, request_id, trace)
     guarded(call.abandon, call.refuse, failure, request_id)
     return None
-
-
-async def _run(call: Call, request: Message, trace: RequestTrace | None) -> bytes:
-    """Runs a call's method. Ends the call unless it has several replies; then returns this reply."""
-    method = call.head.method
-    if method.unary is not None:
-        call.finish((await method.unary(request, call)).SerializeToString())
-    elif method.duplex is not None:
-        return (await method.duplex(request, call, trace)).SerializeToString()
-    elif method.streaming is not None:
-        await call.reply_all(method.streaming(request, call))
-    return b""
 
 
 async def _inflate(call: Call, data: bytes) -> bytes:

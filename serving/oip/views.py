@@ -147,10 +147,13 @@ class View(msgspec.Struct, frozen=True):
         named = {output.name: output for output in outputs}
         return [named[name] for name in names]
 
-    def numbers(self, texts: int, tokens: int, width: int) -> int:
+    def count_numbers(self, texts: int, tokens: int, width: int) -> int:
         """The numbers of an answer, roughly; padding is not counted."""
-        sizes = [(math.prod(map(abs, info.shape[1:])), -1 in info.shape[1:]) for info in self.outputs]
-        return sum([size * (max(tokens, texts * width) if ragged else texts) for size, ragged in sizes])
+        numbers = 0
+        for info in self.outputs:
+            row = info.shape[1:]
+            numbers += math.prod(map(abs, row)) * (max(tokens, texts * width) if -1 in row else texts)
+        return numbers
 
     def check_outputs(self, names: Sequence[str]) -> None:
         """Checks the outputs that a request asks for.

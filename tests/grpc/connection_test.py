@@ -250,8 +250,8 @@ async def test_a_drain_refuses_more_calls_after_its_time() -> None:
     await peer.say(START, talk(encoder, 1, b"one"))
     await peer.say(frame(HEADERS, END_HEADERS, 3, encoder.encode(request_fields("/echo"))))
     peer.connection.drain()
-    peer.connection.refuse_more()
-    peer.connection.refuse_more()
+    peer.connection.end_drain()
+    peer.connection.end_drain()
     assert of_type(GoAwayFrame, peer.frames())[-1].last_stream_id == 3
     await peer.say(call(encoder, 5, b"three"))
     assert peer.replies()[5].reset == ErrorCodes.REFUSED_STREAM
