@@ -136,7 +136,7 @@ class InferenceService:
 
         outcome, response = await self._service.answer(view, infer_request, width, write)
         if call.head.method.duplex is None:
-            call.set_trailing_metadata(_outcome_metadata(outcome) + _ignored_metadata(ignored))
+            call.set_trailing_metadata(_metadata(outcome, ignored))
         elif ignored:
             response.parameters[_IGNORED].string_param = str(ignored)
         return response
@@ -194,16 +194,18 @@ def _contents(tensor: pb.ModelInferRequest.InferInputTensor, max_inputs: int) ->
 def _find_ignored(request: pb.ModelInferRequest, parameters: dict[str, Any]) -> Ignored:
     """The ignored parameters of a request, which are already read, and of its tensors."""
     ignored = Ignored()
-    REQUEST.apply_rule(parameters, ignored)
+    if parameters:
+        REQUEST.apply_rule(parameters, ignored)
     for tensor in request.inputs:
         if tensor.parameters:
             values = _values(tensor.parameters)
             refuse_region(values)
             INPUT.apply_rule(values, ignored)
     for output in request.outputs:
-        values = _values(output.parameters)
-        refuse_unsupported(values)
-        OUTPUT.apply_rule(values, ignored)
+        if output.parameters:
+            values = _values(output.parameters)
+            refuse_unsupported(values)
+            OUTPUT.apply_rule(values, ignored)
     return ignored
 
 
@@ -211,7 +213,8 @@ def _ignored_metadata(ignored: Ignored) -> Metadata:
     return (("bertserve-ignored-fields", str(ignored)),) if ignored else ()
 
 
-def _outcome_metadata(outcome: Outcome[Any]) -> Metadata:
+def _metadata(outcome: Outcome[Any], ignored: Ignored) -> Metadata:
+    """The trailing metadata of an answer."""
     times = outcome.timings
     return (
         ("bertserve-tokenize-us", str(round(times.tokenize_us))),
@@ -221,6 +224,7 @@ def _outcome_metadata(outcome: Outcome[Any]) -> Metadata:
         ("bertserve-tokens", str(outcome.tokens)),
         ("bertserve-truncated-tokens", str(outcome.truncated_tokens)),
         *((("bertserve-cache", "hit"),) if outcome.cached else ()),
+        *(_ignored_metadata(ignored) if ignored else ()),
     )
 
 
