@@ -53,11 +53,8 @@ class GrpcPort(Port["GrpcConnection"]):
     """State that the connections of one port share. `open` creates the handlers of their streams.
 
     Attributes:
-        methods: By path.
-        limits: The limits of each connection.
         debts: The credit that peers used up on earlier connections.
-        keys: The API keys, one of which all methods need that are not open; None if there are none.
-        observer: Notified of requests that have ended; None if there is no observer.
+        keys: All methods that are not open need one of these; None if there are none.
         large_body_lock: Held by the call whose message is being decompressed.
     """
 

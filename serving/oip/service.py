@@ -138,14 +138,14 @@ class V2Service:
         self._versions = versions
         self._counts = counts
         self._views = views(repository)
-        repository.subscribe(self._look_again)
+        repository.subscribe(self._update_views)
 
-    def over(self, pipeline: Pipeline) -> V2Service:
+    def with_pipeline(self, pipeline: Pipeline) -> V2Service:
         other = copy.copy(self)
         other._pipeline = pipeline  # noqa: SLF001  a copy of this class
         return other
 
-    def _look_again(self) -> None:
+    def _update_views(self) -> None:
         self._views = views(self._repository)
 
     @property
@@ -198,15 +198,14 @@ class V2Service:
             ModelNotFound: No model of that name is served.
         """
         view = self._view(name)
-        if outputs:
-            view.check_outputs(outputs)
+        options = view.choose_options(outputs) if outputs else view.options
         check_sizes(tensors, self.max_inputs)
         inputs = inputs_of(tensors)
         if not (view.takes_text or (inputs and isinstance(inputs[0], EncodedText))):
             raise InvalidRequest(f"this model name takes {IDS!r}; for texts, use the name without {TOKENS!r}")
         if inputs and isinstance(inputs[0], tuple) and 2 not in view.model.task.texts:  # noqa: PLR2004  a pair
             raise InvalidRequest(f"the task {view.model.manifest.task} takes one text, without {PAIR!r}")
-        request = InferRequest(inputs, view.options_for(outputs), view.model.name, version)
+        request = InferRequest(inputs, options, view.model.name, version)
         if parameters:
             read_parameters(request, parameters)
         return view, request
