@@ -279,6 +279,19 @@ def test_a_connection_too_old_ends_without_its_clients_answer() -> None:
     assert asyncio.run(run()) > 20
 
 
+@virtually
+async def test_a_drain_ends_quiet_calls_of_a_connection_too_old() -> None:
+    """Its client knows already that it ends, so nothing is waited for."""
+    peer = Peer()
+    await peer.say(START, talk(Encoder(), 1, b"one"))
+    peer.connection.tick(2 * Settings().max_connection_age_s)
+    await hear(peer)
+    assert not peer.replies()[1].ended
+    peer.connection.drain()
+    assert peer.replies()[1].status == 14
+    assert peer.connection.h2.finished
+
+
 @pytest.mark.parametrize("seconds", [0, 4])
 @virtually
 async def test_a_drain_of_a_connection_that_has_not_begun(seconds: int) -> None:

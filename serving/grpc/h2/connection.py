@@ -107,6 +107,7 @@ class H2Connection:
         progress: Increases whenever a frame, or a header block in several frames, is complete.
         outgoing: The output buffer of `data_to_send`.
         pongs: Answers to pings, which `data_to_send` returns after `outgoing`.
+        last_stream: The number of the last stream that the peer opened; 0 before the first.
         expect: Lets the peer send until a body has the given size. Waits until other streams have returned enough of
             their grants.
         forget_headers: Forgets every `Headers.memo`.
@@ -132,7 +133,7 @@ class H2Connection:
         self._streams: dict[int, Stream] = {}
         self._late: deque[int] = deque(maxlen=_LATE_STREAMS)
         self._skipped: deque[range] = deque(maxlen=_SKIPPED_NUMBERS)
-        self._last = self._final = 0
+        self.last_stream = self._final = 0
         self._resize_table = False
         self._credit = self._first_credit = limits.credit if credit is None else credit
         self._work = 0
@@ -208,11 +209,6 @@ class H2Connection:
         return bool(self._rest) or self._block is not None
 
     @property
-    def last_stream(self) -> int:
-        """The number of the last stream that the peer opened; 0 before the first."""
-        return self._last
-
-    @property
     def streams(self) -> list[Stream]:
         return list(self._streams.values())
 
@@ -275,7 +271,7 @@ class H2Connection:
     def end_drain(self) -> None:
         """Names the last stream, if the connection is draining."""
         if self.phase is _DRAINING:
-            self._final = self._last
+            self._final = self.last_stream
             self.outgoing.append(frames.goaway(self._final, ErrorCode.NO_ERROR))
             self.phase = _DRAINED if self._streams else _FINISHED
 
@@ -391,12 +387,12 @@ class H2Connection:
             self._on_block(self._block_flags, number, block)
 
     def _on_block(self, flags: int, number: int, block: bytes) -> None:
-        if number <= self._last or not number & 1:
+        if number <= self.last_stream or not number & 1:
             self._on_trailers(flags, number, block)
             return
-        if number - self._last > 2:  # noqa: PLR2004  a number was skipped
-            self._skipped.append(range(self._last + 1, number))
-        self._last = number
+        if number - self.last_stream > 2:  # noqa: PLR2004  a number was skipped
+            self._skipped.append(range(self.last_stream + 1, number))
+        self.last_stream = number
         headers, work = self._known_blocks.get(block), REQUEST_WORK
         if headers is None:
             headers = self._headers.request(block)
@@ -442,7 +438,7 @@ class H2Connection:
         if not number:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
         # A stream that was never opened cannot be reset.
-        if len(payload) != frames.PRIORITY_BYTES and number & 1 and number <= self._last:
+        if len(payload) != frames.PRIORITY_BYTES and number & 1 and number <= self.last_stream:
             raise StreamFault(ErrorCode.FRAME_SIZE_ERROR)
 
     def _on_rst_stream(self, _: int, number: int, payload: bytes) -> None:
@@ -533,7 +529,7 @@ class H2Connection:
     # Streams.
 
     def _check_opened(self, number: int) -> None:
-        if not number or number > self._last or not number & 1:
+        if not number or number > self.last_stream or not number & 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame on a stream that was never opened")
 
     def _check_length(self, stream: Stream) -> None:
@@ -598,7 +594,7 @@ class H2Connection:
     def _fail(self, fault: ConnectionFault) -> None:
         if fault.code == ErrorCode.ENHANCE_YOUR_CALM:
             self._credit = min(self._credit, 0)
-        last = self._final if self.phase >= _DRAINED else self._last
+        last = self._final if self.phase >= _DRAINED else self.last_stream
         for stream in self.streams:
             self._close(stream)
             self._events.append(StreamReset(stream, fault.code))
