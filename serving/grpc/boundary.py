@@ -116,10 +116,10 @@ class Answer(msgspec.Struct, frozen=True):
     reply: bytes
     error: BertserveError | None
     request_id: str
-    trace: RequestTrace | None
+    trace: RequestTrace
 
 
-async def answer(call: Call, data: bytes, compressed: int, trace: RequestTrace | None) -> Answer | None:
+async def answer(call: Call, data: bytes, compressed: int, trace: RequestTrace) -> Answer | None:
     """Runs a call's method on a message with its compressed flag.
 
     A call with a single reply is completed here and returns None. Its task is kept and would keep a result alive.
@@ -175,7 +175,7 @@ async def _inflate(call: Call, data: bytes) -> bytes:
         raise InvalidCompression(error.without_traceback().message) from None
 
 
-def _parse(call: Call, data: bytes, trace: RequestTrace | None) -> Message:
+def _parse(call: Call, data: bytes, trace: RequestTrace) -> Message:
     """Parses a message. A message with an `id` sets the request id of its trace."""
     if call.deadline is not None and call.deadline <= call.connection.loop.time():
         raise DeadlineExceeded("the call's deadline had passed before its message was read")
@@ -187,7 +187,7 @@ def _parse(call: Call, data: bytes, trace: RequestTrace | None) -> Message:
         request.ParseFromString(data)
     except (DecodeError, UnicodeDecodeError):
         raise MalformedRequest(f"the message is not a valid {kind.__name__}") from None
-    if trace is not None and trace.request_id and (message_id := getattr(request, "id", "")):
+    if trace.request_id and (message_id := getattr(request, "id", "")):
         trace.request_id = call.request_id(message_id)
     return request
 
@@ -198,7 +198,5 @@ def _check_fields(call: Call, data: bytes) -> None:
         raise InvalidRequest(f"the message has more than {most} fields; pack numbers, or send raw contents")
 
 
-def _request_id(call: Call, request: Message | None, trace: RequestTrace | None) -> str:
-    if trace is not None and trace.request_id:
-        return trace.request_id  # a generated id would differ each time
-    return call.request_id(getattr(request, "id", ""))
+def _request_id(call: Call, request: Message | None, trace: RequestTrace) -> str:
+    return trace.request_id or call.request_id(getattr(request, "id", ""))  # a generated id differs each time

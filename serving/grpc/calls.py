@@ -59,7 +59,7 @@ class Method(msgspec.Struct, frozen=True, eq=False):
     kind: type[Message]
     unary: Callable[[Any, Any], Awaitable[Message]] | None = None
     streaming: Callable[[Any, Any], AsyncIterator[Message]] | None = None
-    duplex: Callable[[Any, Any, RequestTrace | None], Awaitable[Message]] | None = None
+    duplex: Callable[[Any, Any, RequestTrace], Awaitable[Message]] | None = None
     open: bool = False
     of_core: bool = False
 
@@ -91,7 +91,7 @@ class Call(msgspec.Struct, eq=False):
     Attributes:
         deadline: On the loop's clock; None if there is none.
         idle: Whether the client is between two messages, so that the server does not wait for data.
-        trace: The trace of its only message; None if there is no observer.
+        trace: The trace of its only message, once that has arrived.
     """
 
     connection: GrpcConnection
@@ -172,7 +172,8 @@ class Call(msgspec.Struct, eq=False):
     def finish(self, message: bytes | None = None) -> None:
         """Ends the call with status OK, after its message if there is one left to send."""
         self.reply(message, OK_TRAILERS + encode_fields(self._trailing) if self._trailing else OK_TRAILERS)
-        self.end_trace(self.trace, self._bytes_out)
+        if self.trace is not None:
+            self.end_trace(self.trace, self._bytes_out)
 
     def refuse(self, error: BertserveError, request_id: str = "", trace: RequestTrace | None = None) -> None:
         """Ends the call with an error. A request that is not a gRPC call also gets an HTTP status."""
@@ -184,10 +185,9 @@ class Call(msgspec.Struct, eq=False):
             self._headed = True
         self.reply(None, trailers)
         trace = trace or self.trace or self.begin_trace(0)
-        self.connection.port.record_error(error, request_id, "grpc", trace.model if trace else "")
-        if trace is not None:
-            trace.request_id = request_id
-            self.end_trace(trace, 0, error)
+        self.connection.port.record_error(error, request_id, "grpc", trace.model)
+        trace.request_id = request_id
+        self.end_trace(trace, 0, error)
 
     def abandon(self, code: ErrorCode = ErrorCode.INTERNAL_ERROR) -> None:
         """Resets the stream of a call to which not even an error can be sent."""
@@ -196,12 +196,9 @@ class Call(msgspec.Struct, eq=False):
         self.lost()
         self.connection.flush()
 
-    def begin_trace(self, size: int) -> RequestTrace | None:
-        """Starts the trace of messages with a total size in bytes; None if there is no observer."""
-        observer = self.connection.port.observer
-        if observer is None:
-            return None
-        if not observer.detailed:
+    def begin_trace(self, size: int) -> RequestTrace:
+        """Starts the trace of a message of a size in bytes."""
+        if not self.connection.port.observer.detailed:
             return RequestTrace("grpc", "POST", self.head.route, "", 0.0)
         trace = RequestTrace(
             *("grpc", "POST", self.head.route, self.request_id(), time.perf_counter(), size),
@@ -211,15 +208,14 @@ class Call(msgspec.Struct, eq=False):
         trace.status = "OK"
         return trace
 
-    def end_trace(self, trace: RequestTrace | None, size: int, error: BertserveError | None = None) -> None:
+    def end_trace(self, trace: RequestTrace, size: int, error: BertserveError | None = None) -> None:
         """Ends a trace, at most once. `size` is that of the reply in bytes, 0 if there is none."""
-        observer = self.connection.port.observer
-        if observer is None or trace is None or trace.ended:
+        if trace.ended:
             return
         if error is not None:
             trace.failed(error.reason, error.http_status, error.grpc_code)
         trace.bytes_out = size
-        observer.end(trace)
+        self.connection.port.observer.end(trace)
 
     def grow(self, size: int) -> bool:
         """Counts more bytes of a message in progress. Returns whether there is room for them."""

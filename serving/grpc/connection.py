@@ -18,6 +18,7 @@ from bertserve.serving.grpc.h2 import (
 from bertserve.serving.net.connection import Connection, Port
 from bertserve.serving.net.connection_limiter import PeerDebts, peer_of
 from bertserve.serving.net.lingering_close import unsent_bytes
+from bertserve.serving.net.observer import RequestObserver
 from bertserve.serving.net.requests import MAX_HEADER_BYTES, MAX_HEADERS
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from bertserve.serving.grpc.h2 import Event, Headers, Stream
     from bertserve.serving.net.buffers import BufferBudget
-    from bertserve.serving.net.observer import RequestObserver
     from bertserve.serving.net.requests import RecordError
     from bertserve.serving.security.keys import ApiKeys
     from bertserve.serving.settings import Settings
@@ -69,7 +69,8 @@ class GrpcPort(Port["GrpcConnection"]):
     ) -> None:
         super().__init__(settings, budget)
         self.methods = methods
-        self.record_error, self.keys, self.observer = record_error, keys, observer
+        self.record_error, self.keys = record_error, keys
+        self.observer = observer or RequestObserver(lambda *_: None, ())
         self.large_body_lock = asyncio.Lock()
         self.limits = limits = Limits(
             header_bytes=MAX_HEADER_BYTES,

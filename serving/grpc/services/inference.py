@@ -142,7 +142,7 @@ class InferenceService:
         return response
 
     async def stream_infer(
-        self, request: pb.ModelInferRequest, call: Call, trace: RequestTrace | None
+        self, request: pb.ModelInferRequest, call: Call, trace: RequestTrace
     ) -> pb.ModelStreamInferResponse:
         """Answers one request of a stream. An error becomes a message, unless the client asks for a status."""
         try:
