@@ -148,7 +148,8 @@ class Model:
         """The known options, and the names of ignored ones."""
         kind = self._way.options
         level = Level(kind.__struct_fields__)
-        ignored = level.passed_over(options) or Ignored()
+        ignored = Ignored()
+        level.apply_rule(options, ignored)
         read = {name: value for name, value in options.items() if name in level.names and value is not None}
         return msgspec.convert(read, kind), str(ignored)
 

@@ -12,6 +12,7 @@ import json
 import re
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from msgspec.inspect import ListType, Metadata, StructType, UnionType, VarTupleType, type_info
@@ -63,107 +64,64 @@ _RESEMBLES = 0.75
 _KEPT = 1024
 
 
-class Ignored:
-    """The ignored fields of a request.
-
-    Attributes:
-        names: The first names that are safe in a header.
-        others: Number of further fields.
-    """
-
-    __slots__ = ("_seen", "names", "others")
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.others = 0
-        self._seen: dict[str, None] = {}
-
-    @property
-    def count(self) -> int:
-        return len(self._seen)
-
-    def add(self, name: str) -> None:
-        if name in self._seen:
-            return
-        self._seen[name] = None
-        if len(self.names) < _NAMED and _NAME.fullmatch(name):
-            self.names.append(name)
-        else:
-            self.others += 1
-
-    def update(self, other: Ignored) -> Ignored:
-        """Adds the ignored fields of another part of the request."""
-        for name in other._seen:
-            self.add(name)
-        return self
-
-    def __bool__(self) -> bool:
-        return bool(self._seen)
+class Ignored(dict[str, None]):
+    """The names of the ignored fields of a request, each once."""
 
     @property
     def listed(self) -> list[str]:
-        """The names, and `+` with the number of others: safe in a header and in a log."""
-        return [*self.names, *([f"+{self.others}"] if self.others else [])]
+        """The first names, and `+` with the number of others: safe in a header and in a log."""
+        names = list(islice(filter(_NAME.fullmatch, self), _NAMED))
+        others = len(self) - len(names)
+        return [*names, f"+{others}"] if others else names
 
     def __str__(self) -> str:
         return ", ".join(self.listed)
 
 
 class Level:
-    """The fields of an object.
+    """The fields of an object that the server reads, in order and as a set, and the required ones of them.
 
-    Attributes:
-        known: The fields that the server reads.
-        required: The required fields.
+    `place` is the object's place, for error messages; "" at the top level.
     """
 
-    __slots__ = ("_where", "known", "names", "required")
+    __slots__ = ("_place", "known", "names", "required")
 
     def __init__(self, known: Iterable[str], required: Iterable[str] = (), place: str = "") -> None:
         self.known = tuple(known)
         self.names = frozenset(self.known)
         self.required = frozenset(required)
-        self._where = f" (at `{place}`)" if place else ""
+        self._place = place
 
-    def pass_over(self, name: str, value: object, present: Collection[str], where: str, ignored: Ignored) -> None:
-        """Applies the rule to an unread field.
-
-        Args:
-            name: The field's name.
-            value: Its value in decoded JSON.
-            present: All fields of the object.
-            where: Its place, for the error message; empty at the top level.
-            ignored: Collects the field if it is ignored.
-
-        Raises:
-            InvalidRequest: The value has an unsupported effect, or the name resembles an absent field.
-        """
-        harmless = _UNSUPPORTED.get(name)
-        if harmless is not None:
-            if not any(type(value) is type(one) and value == one for one in (None, *harmless)):
-                raise InvalidRequest(_unsupported(name, harmless, where), param=name)
-        elif value is not None and ignored.count < _COMPARED and (meant := self._meant(name, present)):
-            raise InvalidRequest(f'unknown field {quoted(name)}{where}; did you mean "{meant}"?', param=name)
-        ignored.add(name)
-
-    def _meant(self, name: str, present: Collection[str]) -> str | None:
-        """The absent field that a name resembles. A request without a required field would be rejected anyway."""
-        absent = [near for near in resembled(name, self.known) if near not in present]
-        return next((near for near in absent if near in self.required or name not in _NO_TYPOS), None)
-
-    def passed_over(self, fields: Mapping[str, object]) -> Ignored | None:
-        """The ignored fields of an open map; None if all are read.
+    def apply_rule(self, fields: Mapping[str, object], ignored: Ignored) -> None:
+        """Adds the unread fields of an open map to the ignored ones.
 
         Raises:
             InvalidRequest: A value has an unsupported effect, or a name resembles an absent field.
         """
-        if fields.keys() <= self.names:
-            return None
-        ignored = Ignored()
-        present = {name for name, value in fields.items() if value is not None}
-        for name in [name for name in fields if name not in self.names]:
-            self.pass_over(name, fields[name], present, self._where, ignored)
-        return ignored or None
+        if not fields.keys() <= self.names:
+            present = {name for name, value in fields.items() if value is not None}
+            for name in fields:
+                if name not in self.names:
+                    self.ignore(name, fields[name], present, self._place, ignored)
+
+    def ignore(self, name: str, value: object, present: Collection[str], place: str, ignored: Ignored) -> None:
+        """Applies the rule to an unread field of an object at a place with some fields present; raises likewise."""
+        where = f" (at `{place}`)" if place else ""
+        harmless = _UNSUPPORTED.get(name)
+        if harmless is not None:
+            if not any(type(value) is type(one) and value == one for one in (None, *harmless)):
+                values = " or ".join(map(json.dumps, harmless))
+                instead = f" or send {values}" if values else ""
+                raise InvalidRequest(
+                    f"the value of `{name}`{where} is not supported; leave it out{instead}", param=name
+                )
+        elif value is not None and len(ignored) < _COMPARED:
+            absent = [near for near in resembled(name, self.known) if near not in present]
+            # A request without a required field would be rejected anyway.
+            meant = next((near for near in absent if near in self.required or name not in _NO_TYPOS), None)
+            if meant is not None:
+                raise InvalidRequest(f'unknown field {quoted(name)}{where}; did you mean "{meant}"?', param=name)
+        ignored[name] = None
 
 
 def resembled(name: str, known: tuple[str, ...]) -> tuple[str, ...]:
@@ -177,23 +135,11 @@ def near_names(name: str, known: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(difflib.get_close_matches(name.lower(), known, len(known), _RESEMBLES)) if known else ()
 
 
-def _unsupported(name: str, harmless: Sequence[object], where: str) -> str:
-    values = " or ".join(map(json.dumps, harmless))
-    return f"the value of `{name}`{where} is not supported; leave it out" + (f" or send {values}" if values else "")
-
-
 @dataclass(frozen=True, slots=True)
 class _Object:
-    """A message or a nested message.
-
-    Attributes:
-        names: Its fields, including the tag field of a union.
-        optional: Fields that null omits.
-        below: The places of fields that hold messages.
-    """
+    """A message or a nested message: its fields, those that null omits, and the places of those that hold messages."""
 
     level: Level
-    names: frozenset[str]
     optional: frozenset[str]
     below: Mapping[str, _Place]
     tag_field: str | None
@@ -207,12 +153,6 @@ class _Place:
     objects: Sequence[_Object]
     elements: _Place | None
 
-    def object_of(self, value: Mapping[str, Any]) -> _Object | None:
-        for kind in self.objects:
-            if kind.tag_field is None or value.get(kind.tag_field) == kind.tag:
-                return kind
-        return None
-
 
 def obey_rule(value: object, kind: type[msgspec.Struct], ignored: Ignored) -> bool:
     """Applies the rule to decoded JSON in place; returns whether anything changed.
@@ -221,65 +161,53 @@ def obey_rule(value: object, kind: type[msgspec.Struct], ignored: Ignored) -> bo
         InvalidRequest: A value has an unsupported effect, or a name resembles an absent field.
     """
     place = _place_of(kind)
-    if place is None:
-        return False
-    walk = _Walk(ignored)
-    walk.value(value, place)
-    return walk.changed
+    return place is not None and _obey(value, place, "", ignored)
 
 
-class _Walk:
-    def __init__(self, ignored: Ignored) -> None:
-        self.changed = False
-        self._ignored = ignored
-        self._path: list[str] = ["$"]
-
-    def value(self, value: object, place: _Place) -> None:
-        if isinstance(value, dict):
-            if (kind := place.object_of(value)) is not None:
-                self._object(value, kind)
-        elif isinstance(value, list) and place.elements is not None:
-            for index, element in enumerate(value):
-                if isinstance(element, dict | list):
-                    self._below(f"[{index}]", element, place.elements)
-
-    def _below(self, step: str, value: object, place: _Place) -> None:
-        self._path.append(step)
-        self.value(value, place)
-        self._path.pop()
-
-    def _object(self, value: dict[str, Any], kind: _Object) -> None:
-        if None in value.values():
-            for name in [name for name in value.keys() & kind.optional if value[name] is None]:
-                del value[name]
-                self.changed = True
-        if others := [name for name in value if name not in kind.names]:
-            where = f" (at `{''.join(self._path)}`)" if len(self._path) > 1 else ""
-            for name in others:
-                _refuse_misplaced(name, value, kind, where)
-                kind.level.pass_over(name, value[name], value.keys(), where, self._ignored)
-            for name in others:
-                del value[name]
-            self.changed = True
-        for name, place in kind.below.items():
-            if name in value:
-                self._below(f".{name}", value[name], place)
+def _obey(value: object, place: _Place, path: str, ignored: Ignored) -> bool:
+    changed = False
+    if isinstance(value, list) and place.elements is not None:
+        for index, element in enumerate(value):
+            if isinstance(element, dict | list):
+                changed |= _obey(element, place.elements, f"{path or '$'}[{index}]", ignored)
+    elif isinstance(value, dict):
+        for kind in place.objects:
+            if kind.tag_field is None or value.get(kind.tag_field) == kind.tag:
+                return _obey_object(value, kind, path, ignored)
+    return changed
 
 
-def _refuse_misplaced(name: str, value: Mapping[str, Any], kind: _Object, where: str) -> None:
+def _obey_object(value: dict[str, Any], kind: _Object, path: str, ignored: Ignored) -> bool:
+    dropped = [name for name in value.keys() & kind.optional if value[name] is None]
+    for name in dropped:
+        del value[name]
+    unread = [name for name in value if name not in kind.level.names and name != kind.tag_field]
+    for name in unread:
+        if value[name] is not None:
+            _refuse_misplaced(name, value, kind, path)
+        kind.level.ignore(name, value[name], value.keys(), path, ignored)
+    for name in unread:
+        del value[name]
+    changed = bool(dropped or unread)
+    for name, place in kind.below.items():
+        if name in value:
+            changed |= _obey(value[name], place, f"{path or '$'}.{name}", ignored)
+    return changed
+
+
+def _refuse_misplaced(name: str, value: Mapping[str, Any], kind: _Object, path: str) -> None:
     """Rejects a field that belongs in an absent required object one level below.
 
     The request would be rejected anyway. Beside an optional object, such as `parameters`, the field is ignored like any
     other.
     """
-    if value[name] is None:
-        return
     for field, place in kind.below.items():
         if field in kind.optional or value.get(field) is not None:
             continue
-        for below in place.objects:
-            if name in below.names and below.level.required:
-                body = ", ".join(f'"{each}": ...' for each in below.level.known if each in below.level.required)
+        for level in (below.level for below in place.objects):
+            if name in level.names and level.required:
+                body = ", ".join(f'"{each}": ...' for each in level.known if each in level.required)
+                where = f" (at `{path}`)" if path else ""
                 said = f'unknown field {quoted(name)}{where}; did you mean "{field}.{name}"?'
                 raise InvalidRequest(f'{said} The body is {{"{field}": {{{body}}}}}', param=name)
 
@@ -299,13 +227,11 @@ def _place(kind: Type) -> _Place | None:
 
 
 def _object(kind: StructType) -> _Object:
-    fields = {field.encode_name: field for field in kind.fields}
-    places = {name: _place(field.type) for name, field in fields.items()}
-    required = frozenset(name for name, field in fields.items() if field.required)
+    places = {field.encode_name: _place(field.type) for field in kind.fields}
+    required = frozenset(field.encode_name for field in kind.fields if field.required)
     return _Object(
-        level=Level(tuple(fields), required),
-        names=frozenset(fields) | ({kind.tag_field} if kind.tag_field else set()),
-        optional=frozenset(fields) - required,
+        Level(places, required),
+        optional=frozenset(places) - required,
         below={name: place for name, place in places.items() if place is not None},
         tag_field=kind.tag_field,
         tag=kind.tag,

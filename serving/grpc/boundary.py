@@ -116,29 +116,30 @@ class Answer(msgspec.Struct, frozen=True):
     reply: bytes
     error: BertserveError | None
     request_id: str
-    trace: RequestTrace | None
+    trace: RequestTrace
 
 
-async def answer(call: Call, data: bytes, compressed: int) -> Answer | None:
+async def answer(call: Call, data: bytes, compressed: int, trace: RequestTrace) -> Answer | None:
     """Runs a call's method on a message with its compressed flag.
 
     A call with a single reply is completed here and returns None. Its task is kept and would keep a result alive.
     """
-    is_one_of_several = call.head.method.duplex is not None
-    trace: RequestTrace | None = None
+    method = call.head.method
     request: Message | None = None
     try:
-        trace = call.begin_trace(len(data))
-        if not is_one_of_several:
-            call.trace = trace
         request = _parse(call, await _inflate(call, data) if compressed else data, trace)
         del data  # do not keep it twice while the request waits
-        reply = await _run(call, request, trace)
+        if method.duplex is not None:
+            return Answer((await method.duplex(request, call, trace)).SerializeToString(), None, "", trace)
+        if method.streaming is not None:
+            await call.reply_all(method.streaming(request, call))
+        elif method.unary is not None:
+            call.finish((await method.unary(request, call)).SerializeToString())
     except BertserveError as error:
         failure = error.without_traceback()
     except asyncio.CancelledError:
         if is_cancelled():
-            call.tell(trace, 0, ClientGone("the client canceled the call"))
+            call.end_trace(trace, 0, ClientGone("the client canceled the call"))
             raise
         # The awaited work was cancelled, not this call.
         failure = NotReady("the server is shutting down", begun=True)
@@ -146,24 +147,12 @@ async def answer(call: Call, data: bytes, compressed: int) -> Answer | None:
         log.exception("a call failed", extra=fields(request_id=_request_id(call, request, trace)))
         failure = InternalError()
     else:
-        return Answer(reply, None, "", trace) if is_one_of_several else None
+        return None
     request_id = _request_id(call, request, trace)
-    if is_one_of_several:
+    if method.duplex is not None:
         return Answer(b"", failure, request_id, trace)
     guarded(call.abandon, call.refuse, failure, request_id)
     return None
-
-
-async def _run(call: Call, request: Message, trace: RequestTrace | None) -> bytes:
-    """Runs a call's method. Ends the call unless it has several replies; then returns this reply."""
-    method = call.head.method
-    if method.unary is not None:
-        call.finish((await method.unary(request, call)).SerializeToString())
-    elif method.duplex is not None:
-        return (await method.duplex(request, call, trace)).SerializeToString()
-    elif method.streaming is not None:
-        await call.reply_all(method.streaming(request, call))
-    return b""
 
 
 async def _inflate(call: Call, data: bytes) -> bytes:
@@ -186,7 +175,7 @@ async def _inflate(call: Call, data: bytes) -> bytes:
         raise InvalidCompression(error.without_traceback().message) from None
 
 
-def _parse(call: Call, data: bytes, trace: RequestTrace | None) -> Message:
+def _parse(call: Call, data: bytes, trace: RequestTrace) -> Message:
     """Parses a message. A message with an `id` sets the request id of its trace."""
     if call.deadline is not None and call.deadline <= call.connection.loop.time():
         raise DeadlineExceeded("the call's deadline had passed before its message was read")
@@ -198,7 +187,7 @@ def _parse(call: Call, data: bytes, trace: RequestTrace | None) -> Message:
         request.ParseFromString(data)
     except (DecodeError, UnicodeDecodeError):
         raise MalformedRequest(f"the message is not a valid {kind.__name__}") from None
-    if trace is not None and trace.request_id and (message_id := getattr(request, "id", "")):
+    if trace.request_id and (message_id := getattr(request, "id", "")):
         trace.request_id = call.request_id(message_id)
     return request
 
@@ -209,7 +198,5 @@ def _check_fields(call: Call, data: bytes) -> None:
         raise InvalidRequest(f"the message has more than {most} fields; pack numbers, or send raw contents")
 
 
-def _request_id(call: Call, request: Message | None, trace: RequestTrace | None) -> str:
-    if trace is not None and trace.request_id:
-        return trace.request_id  # a generated id would differ each time
-    return call.request_id(getattr(request, "id", ""))
+def _request_id(call: Call, request: Message | None, trace: RequestTrace) -> str:
+    return trace.request_id or call.request_id(getattr(request, "id", ""))  # a generated id differs each time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,8 @@ class UnaryCall(Call, eq=False):
             # Avoids the copy that slicing a bytearray makes.
             message = data[PREFIX_BYTES:] if self._body is None else bytes(memoryview(body)[PREFIX_BYTES:])
             self._body = None
-            self._task = self.connection.loop.create_task(answer(self, message, prefix[0]))
+            self.trace = self.begin_trace(len(message))
+            self._task = self.connection.loop.create_task(answer(self, message, prefix[0], self.trace))
             return
         if self._body is None:
             self._body = bytearray(data)
@@ -73,6 +75,17 @@ _MAX_ANSWERS = 64
 """Maximum messages of one call in progress. Flow control holds back further ones."""
 
 
+class _State(IntEnum):
+    """The state of a bidirectional call, which only goes forward."""
+
+    OPEN = 0
+    ENDED = 1
+    """The client has ended its side."""
+    DRAINING = 2
+    """The server is shutting down: no further message starts."""
+    OVER = 3
+
+
 class BidirectionalCall(Call, eq=False):
     """A call of several messages that are processed concurrently and answered in order."""
 
@@ -83,16 +96,15 @@ class BidirectionalCall(Call, eq=False):
     _buffer: bytearray = msgspec.field(default_factory=bytearray)
     _consumed: int = 0
     _answers: deque[asyncio.Task[Answer | None]] = msgspec.field(default_factory=deque)
-    _draining: bool = False
-    _ended: bool = False
-    _over: bool = False
+    _state: _State = _State.OPEN
 
     def set_trailing_metadata(self, metadata: Metadata) -> None:
         """Does nothing: trailing metadata cannot belong to a single message."""
 
     def received(self, data: bytes, *, ended: bool) -> None:
         self._buffer += data
-        self._ended = ended
+        if ended:
+            self._state = max(self._state, _State.ENDED)
         self._advance()
 
     def sent(self) -> None:
@@ -104,10 +116,10 @@ class BidirectionalCall(Call, eq=False):
         if task in self._sizes:
             self._sizes[task] += size
             self._in_work += size
-        return self._hold(self._kept())
+        return self._hold(self._bytes_now())
 
-    def draining(self) -> None:
-        self._draining = True
+    def drain(self) -> None:
+        self._state = max(self._state, _State.DRAINING)
         self._advance()
 
     def keys_changed(self) -> None:
@@ -128,30 +140,30 @@ class BidirectionalCall(Call, eq=False):
         super().refuse(error, request_id, trace)
 
     def _stop(self, error: BertserveError) -> None:
-        self._over = True
+        self._state = _State.OVER
         for task in self._answers:
-            if not task.cancel() and (made := _made(task)) is not None:
-                self.tell(made.trace, 0, error)
+            if not task.cancel() and (made := _result(task)) is not None:
+                self.end_trace(made.trace, 0, error)
         self._answers.clear()
         self._sizes.clear()
         self._in_work = 0
         self._buffer.clear()
 
-    def _kept(self) -> int:
-        return super()._kept() + len(self._buffer) + self._in_work
+    def _bytes_now(self) -> int:
+        return super()._bytes_now() + len(self._buffer) + self._in_work
 
-    def _answered(self, task: asyncio.Task[Answer | None]) -> None:
-        if self._over:
-            if (made := _made(task)) is not None:
-                self.tell(made.trace, 0, ClientGone("the call has ended"))
+    def _take_result(self, task: asyncio.Task[Answer | None]) -> None:
+        if self._state is _State.OVER:
+            if (made := _result(task)) is not None:
+                self.end_trace(made.trace, 0, ClientGone("the call has ended"))
             return
-        if (made := _made(task)) is not None:
+        if (made := _result(task)) is not None:
             self._in_work += len(made.reply) - self._sizes.pop(task)
             self._advance()
 
     def _advance(self) -> None:
         """Sends the next answers, starts complete messages, and ends the call if it is over."""
-        if self._over:
+        if self._state is _State.OVER:
             return
         last = self._send_answers()
         if last is not None and last.error is not None:
@@ -160,7 +172,7 @@ class BidirectionalCall(Call, eq=False):
         try:
             while self._may_start() and (message := self._next_message()):
                 self._start(*message)
-            if (self._kept() > UNCOUNTED_BYTES or self._held) and not self._hold(self._kept()):
+            if (self._bytes_now() > UNCOUNTED_BYTES or self._held) and not self._hold(self._bytes_now()):
                 raise BuffersFull
         except BertserveError as error:
             self.refuse(error.without_traceback())
@@ -168,12 +180,12 @@ class BidirectionalCall(Call, eq=False):
         self.idle = not self._buffer or not self._may_start()
         if self._answers or self.stream.unsent is not None:
             return
-        if self._draining:
+        if self._state is _State.DRAINING:
             self.refuse(NotReady("the server is shutting down", begun=True))
-        elif self._ended and self._buffer:
+        elif self._state is _State.ENDED and self._buffer:
             self.refuse(MalformedRequest("the call ended inside its message"))
-        elif self._ended:
-            self._over = True
+        elif self._state is _State.ENDED:
+            self._state = _State.OVER
             self.finish()
 
     def _next_message(self) -> tuple[bytes, int] | None:
@@ -196,13 +208,13 @@ class BidirectionalCall(Call, eq=False):
         return data, compressed
 
     def _may_start(self) -> bool:
-        return not self._draining and len(self._answers) < _MAX_ANSWERS and self.stream.unsent is None
+        return self._state < _State.DRAINING and len(self._answers) < _MAX_ANSWERS and self.stream.unsent is None
 
     def _send_answers(self) -> Answer | None:
         """Sends the next answers until the client takes no more; `sent` continues. Returns an answer with an error."""
-        # A finished task that is still in `_sizes` counts with its message's size. `_answered` will call this again.
+        # A finished task that is still in `_sizes` counts with its message's size. `_take_result` will call this again.
         while self._answers and self._answers[0] not in self._sizes and self.stream.unsent is None:
-            made = _made(self._answers.popleft())
+            made = _result(self._answers.popleft())
             if made is None:
                 continue
             self._in_work -= len(made.reply)
@@ -212,17 +224,17 @@ class BidirectionalCall(Call, eq=False):
                 self.reply(made.reply)
             except BertserveError as error:
                 return msgspec.structs.replace(made, error=error.without_traceback())
-            self.tell(made.trace, len(made.reply))
+            self.end_trace(made.trace, len(made.reply))
         return None
 
     def _start(self, data: bytes, compressed: int) -> None:
-        task = self.connection.loop.create_task(answer(self, data, compressed))
-        task.add_done_callback(partial(guarded, self.abandon, self._answered))
+        task = self.connection.loop.create_task(answer(self, data, compressed, self.begin_trace(len(data))))
+        task.add_done_callback(partial(guarded, self.abandon, self._take_result))
         self._answers.append(task)
         self._sizes[task] = len(data)
         self._in_work += len(data)
 
 
-def _made(task: asyncio.Task[Answer | None]) -> Answer | None:
+def _result(task: asyncio.Task[Answer | None]) -> Answer | None:
     """The result of a task; None if it was cancelled."""
     return None if task.cancelled() else task.result()

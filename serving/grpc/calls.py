@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from bertserve.serving.grpc.connection import GrpcConnection
     from bertserve.serving.grpc.h2 import Stream
-    from bertserve.serving.inference.requests import InferRequest
-    from bertserve.serving.tasks.base import A
 
 _PREFIX = struct.Struct(">BI")
 """Precedes each message: the compressed flag and the length."""
@@ -61,7 +59,7 @@ class Method(msgspec.Struct, frozen=True, eq=False):
     kind: type[Message]
     unary: Callable[[Any, Any], Awaitable[Message]] | None = None
     streaming: Callable[[Any, Any], AsyncIterator[Message]] | None = None
-    duplex: Callable[[Any, Any, RequestTrace | None], Awaitable[Message]] | None = None
+    duplex: Callable[[Any, Any, RequestTrace], Awaitable[Message]] | None = None
     open: bool = False
     of_core: bool = False
 
@@ -93,7 +91,7 @@ class Call(msgspec.Struct, eq=False):
     Attributes:
         deadline: On the loop's clock; None if there is none.
         idle: Whether the client is between two messages, so that the server does not wait for data.
-        trace: The trace of its only message; None if there is no observer.
+        trace: The trace of its only message, once that has arrived.
     """
 
     connection: GrpcConnection
@@ -117,12 +115,6 @@ class Call(msgspec.Struct, eq=False):
     def timeout_ms(self) -> float | None:
         """Milliseconds until the deadline, always above 0; None if there is none."""
         return None if self.deadline is None else max(self.deadline - self.connection.loop.time(), 1e-6) * 1e3
-
-    def stamp(
-        self, request: InferRequest[A], arrival: float, trace: RequestTrace | None = None, message_id: str = ""
-    ) -> InferRequest[A]:
-        """Adds the arrival time, id, trace and remaining time to a request."""
-        return request.stamp(arrival, message_id, trace or self.trace, self.timeout_ms())
 
     def set_trailing_metadata(self, metadata: Metadata) -> None:
         self._trailing = metadata
@@ -180,7 +172,8 @@ class Call(msgspec.Struct, eq=False):
     def finish(self, message: bytes | None = None) -> None:
         """Ends the call with status OK, after its message if there is one left to send."""
         self.reply(message, OK_TRAILERS + encode_fields(self._trailing) if self._trailing else OK_TRAILERS)
-        self.tell(self.trace, self._bytes_out)
+        if self.trace is not None:
+            self.end_trace(self.trace, self._bytes_out)
 
     def refuse(self, error: BertserveError, request_id: str = "", trace: RequestTrace | None = None) -> None:
         """Ends the call with an error. A request that is not a gRPC call also gets an HTTP status."""
@@ -192,25 +185,20 @@ class Call(msgspec.Struct, eq=False):
             self._headed = True
         self.reply(None, trailers)
         trace = trace or self.trace or self.begin_trace(0)
-        self.connection.port.record_error(error, request_id, "grpc", trace.model if trace else "")
-        if trace is not None:
-            trace.request_id = request_id
-            self.tell(trace, 0, error)
+        self.connection.port.record_error(error, request_id, "grpc", trace.model)
+        trace.request_id = request_id
+        self.end_trace(trace, 0, error)
 
-    def abandon(self) -> None:
-        """Resets the stream of a call to which not even an error could be sent."""
-        stream = self.stream
-        self.connection.h2.reset(stream, ErrorCode.INTERNAL_ERROR)
-        stream.context = None
+    def abandon(self, code: ErrorCode = ErrorCode.INTERNAL_ERROR) -> None:
+        """Resets the stream of a call to which not even an error can be sent."""
+        self.connection.h2.reset(self.stream, code)
+        self.stream.context = None
         self.lost()
         self.connection.flush()
 
-    def begin_trace(self, size: int) -> RequestTrace | None:
-        """Starts the trace of messages with a total size in bytes; None if there is no observer."""
-        observer = self.connection.port.observer
-        if observer is None:
-            return None
-        if not observer.detailed:
+    def begin_trace(self, size: int) -> RequestTrace:
+        """Starts the trace of a message of a size in bytes."""
+        if not self.connection.port.observer.detailed:
             return RequestTrace("grpc", "POST", self.head.route, "", 0.0)
         trace = RequestTrace(
             *("grpc", "POST", self.head.route, self.request_id(), time.perf_counter(), size),
@@ -220,21 +208,20 @@ class Call(msgspec.Struct, eq=False):
         trace.status = "OK"
         return trace
 
-    def tell(self, trace: RequestTrace | None, size: int, error: BertserveError | None = None) -> None:
+    def end_trace(self, trace: RequestTrace, size: int, error: BertserveError | None = None) -> None:
         """Ends a trace, at most once. `size` is that of the reply in bytes, 0 if there is none."""
-        observer = self.connection.port.observer
-        if observer is None or trace is None or trace.ended:
+        if trace.ended:
             return
         if error is not None:
             trace.failed(error.reason, error.http_status, error.grpc_code)
         trace.bytes_out = size
-        observer.end(trace)
+        self.connection.port.observer.end(trace)
 
     def grow(self, size: int) -> bool:
         """Counts more bytes of a message in progress. Returns whether there is room for them."""
         return self._hold(self._held + size)
 
-    def _kept(self) -> int:
+    def _bytes_now(self) -> int:
         """Bytes that the call holds now, without messages in progress."""
         return 0 if self.stream.unsent is None else len(self.stream.unsent)
 
@@ -257,14 +244,14 @@ class Call(msgspec.Struct, eq=False):
         if self._held:
             self._hold(0)
 
-    def draining(self) -> None:
+    def drain(self) -> None:
         pass
 
     def keys_changed(self) -> None:
         pass
 
     def sent(self) -> None:
-        self._hold(self._kept())
+        self._hold(self._bytes_now())
         if self._trailers is not None:
             self.connection.h2.send(self.stream, None, b"", self._trailers)
         if self._taken is not None and not self._taken.done():
@@ -276,9 +263,7 @@ class Call(msgspec.Struct, eq=False):
             return
         if stream.unsent is not None:
             if self._sending is not None and self._sending.wait(len(stream.unsent), seconds) > limit_s:
-                self.connection.h2.reset(stream, ErrorCode.CANCEL)
-                stream.context = None
-                self.lost()
+                self.abandon(ErrorCode.CANCEL)
         elif not (stream.ended or stream.wanted or self.idle):  # otherwise it waits for its answer or a grant
             self._waited_s += seconds
             if self._waited_s > limit_s:
@@ -292,7 +277,7 @@ class Call(msgspec.Struct, eq=False):
         stream = self.stream
         self._trailers, stream.trailers = stream.trailers, None
         self._sending = SendProgress(len(stream.unsent or b""))
-        if not self._hold(self._kept(), is_made=True):
+        if not self._hold(self._bytes_now(), is_made=True):
             self.connection.h2.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)  # gRPC's RESOURCE_EXHAUSTED
             stream.context = None
             self.connection.flush()

@@ -11,12 +11,14 @@ from bertserve.serving.grpc.h2 import (
     ErrorCode,
     H2Connection,
     Limits,
+    Phase,
     RequestReceived,
     StreamReset,
 )
 from bertserve.serving.net.connection import Connection, Port
 from bertserve.serving.net.connection_limiter import PeerDebts, peer_of
 from bertserve.serving.net.lingering_close import unsent_bytes
+from bertserve.serving.net.observer import RequestObserver
 from bertserve.serving.net.requests import MAX_HEADER_BYTES, MAX_HEADERS
 
 if TYPE_CHECKING:
@@ -24,14 +26,13 @@ if TYPE_CHECKING:
 
     from bertserve.serving.grpc.h2 import Event, Headers, Stream
     from bertserve.serving.net.buffers import BufferBudget
-    from bertserve.serving.net.observer import RequestObserver
     from bertserve.serving.net.requests import RecordError
     from bertserve.serving.security.keys import ApiKeys
     from bertserve.serving.settings import Settings
 
-_HEARING_S = 20.0
-"""How long a client may take to acknowledge that its connection has reached its maximum age. gRPC's own servers use the
-same value. During shutdown the port decides instead."""
+_DRAIN_S = 20.0
+"""Maximum drain of a connection that has reached its maximum age, as in gRPC's own servers. During shutdown the port
+decides instead."""
 
 _FREE_BYTES = 1 << 16
 """Bytes that a connection may hold outside the budget, so that small messages are read while the budget is used up."""
@@ -45,16 +46,15 @@ _CALL_S = 0.0001
 _LINGER_S = 1.0
 """How long data from a refused client is read and discarded, so that the client can read the refusal."""
 
+_FINISHED = Phase.FINISHED
+
 
 class GrpcPort(Port["GrpcConnection"]):
     """State that the connections of one port share. `open` creates the handlers of their streams.
 
     Attributes:
-        methods: By path.
-        limits: The limits of each connection.
         debts: The credit that peers used up on earlier connections.
-        keys: The API keys, one of which all methods need that are not open; None if there are none.
-        observer: Notified of requests that have ended; None if there is no observer.
+        keys: All methods that are not open need one of these; None if there are none.
         large_body_lock: Held by the call whose message is being decompressed.
     """
 
@@ -69,7 +69,8 @@ class GrpcPort(Port["GrpcConnection"]):
     ) -> None:
         super().__init__(settings, budget)
         self.methods = methods
-        self.record_error, self.keys, self.observer = record_error, keys, observer
+        self.record_error, self.keys = record_error, keys
+        self.observer = observer or RequestObserver(lambda *_: None, ())
         self.large_body_lock = asyncio.Lock()
         self.limits = limits = Limits(
             header_bytes=MAX_HEADER_BYTES,
@@ -95,7 +96,7 @@ class StreamHandler(Protocol):
     def lost(self) -> None:
         """The stream is gone, and nobody waits for an answer."""
 
-    def draining(self) -> None:
+    def drain(self) -> None:
         """The server is shutting down. A stream that waits only for its client must end too."""
 
     def keys_changed(self) -> None:
@@ -106,11 +107,14 @@ class StreamHandler(Protocol):
 
 
 class GrpcConnection(Connection[GrpcPort]):
-    """One connection. `flush` sends what methods of `h2` leave in its output buffer."""
+    """One connection. `flush` sends what methods of `h2` leave in its output buffer.
+
+    The phase of `h2` is that of the connection.
+    """
 
     __slots__ = (
-        *("_draining_s", "_idle_after", "_is_draining", "_peer", "_progress", "_stalled_s", "_unsent", "h2"),
-        "_waits",
+        *("_drain_s", "_has_to_drain", "_idle_after", "_peer", "_progress", "_stalled_s", "_unsent", "_waits"),
+        "h2",
     )
 
     h2: H2Connection
@@ -118,9 +122,8 @@ class GrpcConnection(Connection[GrpcPort]):
     def __init__(self, port: GrpcPort) -> None:
         super().__init__(port, _FREE_BYTES)
         self._waits = False  # because of its peer's debts
-        self._is_draining = port.ending
-        self._draining_s: float | None = None
-        self._stalled_s = 0.0
+        self._has_to_drain = port.ending  # together with its calls, which have not been told yet
+        self._drain_s = self._stalled_s = 0.0
         self._progress = self._unsent = self._idle_after = 0
 
     # Called by the event loop.
@@ -175,7 +178,7 @@ class GrpcConnection(Connection[GrpcPort]):
         """Passes data to HTTP/2. Work beyond the limit of a turn waits for another turn."""
         h2 = self.h2
         self._handle(h2.receive(data))
-        if h2.outgoing or h2.pongs or h2.finished:
+        if h2.outgoing or h2.pongs or h2.phase is _FINISHED:
             self.flush()
         if h2.pending or h2.overdrawn:
             self._pause()
@@ -208,8 +211,8 @@ class GrpcConnection(Connection[GrpcPort]):
                         handler.received(b"", ended=True)
             else:
                 self._handle_end(event)
-        if self._is_draining:
-            self._take_leave()
+        if self._has_to_drain:
+            self._continue_drain()
 
     def _handle_end(self, event: Event) -> None:
         """Handles the end of a stream, or of its held-back data. A failed connection is closed by `flush`."""
@@ -227,7 +230,7 @@ class GrpcConnection(Connection[GrpcPort]):
             return
         if data := self.h2.data_to_send():
             self._transport.write(data)
-        if self.h2.finished:
+        if self.h2.phase is _FINISHED:
             self._close()
 
     def tick(self, seconds: float) -> None:
@@ -238,25 +241,25 @@ class GrpcConnection(Connection[GrpcPort]):
             self._pause()
             self._read_on_next_turn()
         self._count_idleness()
-        if h2.progress != self._progress or (h2.greeted and not h2.partial):
+        if h2.progress != self._progress or (h2.phase is not Phase.GREETING and not h2.partial):
             self._progress, self._stalled_s = h2.progress, 0.0
         self._stalled_s += seconds
-        if h2.finished:
+        if h2.phase is _FINISHED:
             return
         super().tick(seconds)
-        if not h2.greeted and self._stalled_s > port.header_timeout_s:
+        if h2.phase is Phase.GREETING and self._stalled_s > port.header_timeout_s:
             self.abort()
             return
         if h2.partial and self._stalled_s > port.body_timeout_s:
             self._handle(h2.terminate(ErrorCode.PROTOCOL_ERROR, "a frame or header block that does not end"))
         for handler in self._handlers():
             handler.tick(seconds)
-        if self._draining_s is not None:
-            self._draining_s += seconds
-            if self._draining_s > _HEARING_S and not self.port.ending:
-                h2.finish_shutdown()
-        elif self._lifetime_s <= 0 and h2.greeted:
-            self._begin_shutdown()
+        if h2.phase is Phase.DRAINING:
+            self._drain_s += seconds
+            if self._drain_s > _DRAIN_S and not port.ending:
+                h2.end_drain()
+        elif self._lifetime_s <= 0:
+            h2.begin_drain()
         self.flush()
 
     def drain(self) -> None:
@@ -264,18 +267,15 @@ class GrpcConnection(Connection[GrpcPort]):
 
         There is no time limit here: data may still be in transit, or in the kernel's buffer.
         """
-        if not (self.h2.finished or self.h2.refusing):
-            self._is_draining = True
-            self._take_leave()
-            self.flush()
+        self._has_to_drain = True
+        self._continue_drain()
+        self.flush()
 
-    def refuse_more(self) -> None:
-        """Ends the drain: names the last stream, whether or not the client has acknowledged the GOAWAY."""
-        if self.h2.greeted and not self.h2.finished:
-            self._begin_shutdown()
-            self.h2.finish_shutdown()
-            self._take_leave()
-            self.flush()
+    def end_drain(self) -> None:
+        """Names the last stream, whether or not the client has acknowledged the GOAWAY."""
+        self.h2.begin_drain()
+        self.h2.end_drain()
+        self.drain()
 
     def keys_changed(self) -> None:
         """Drops cached headers, and lets open calls check their keys again."""
@@ -287,18 +287,13 @@ class GrpcConnection(Connection[GrpcPort]):
         self._handle(self.h2.terminate(reason=reason))
         self.flush()
 
-    def _take_leave(self) -> None:
-        """Takes the next step of a drain.
-
-        The client gets a GOAWAY. Once it has acknowledged that, handlers end the calls that have no end of their own.
-        """
-        if not self.h2.greeted:
-            return
-        self._begin_shutdown()
-        if self.h2.refusing:
-            self._is_draining = False
+    def _continue_drain(self) -> None:
+        """Sends the client a GOAWAY. Once it has acknowledged that, handlers end calls without an end of their own."""
+        self.h2.begin_drain()
+        if self.h2.phase >= Phase.DRAINED:
+            self._has_to_drain = False
             for handler in self._handlers():
-                handler.draining()
+                handler.drain()
 
     def _count_idleness(self) -> None:
         last = self.h2.last_stream
@@ -316,11 +311,6 @@ class GrpcConnection(Connection[GrpcPort]):
         self.end("closed to make room for another connection")
         if has_all:
             self._transport.close()
-
-    def _begin_shutdown(self) -> None:
-        if self._draining_s is None:
-            self._draining_s = 0.0
-            self.h2.begin_shutdown()
 
     def _handlers(self) -> list[StreamHandler]:
         return [stream.context for stream in self.h2.streams if stream.context is not None]

@@ -99,7 +99,7 @@ class GrpcListener(Listener):
         try:
             await self.emptied(limit)
             for connection in list(self._calls.connections):
-                guarded(connection.abort, connection.refuse_more)
+                guarded(connection.abort, connection.end_drain)
             await self.emptied(limit + grace_s)
         finally:
             for connection in list(self._calls.connections):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from google.rpc.code_pb2 import Code
@@ -15,8 +15,6 @@ from bertserve.serving.grpc.h2 import encode_fields, encode_status
 
 if TYPE_CHECKING:
     from bertserve.serving.errors import BertserveError
-    from bertserve.serving.fields.rule import Ignored
-    from bertserve.serving.inference.requests import Outcome
 
 STATUS: dict[str, int] = dict(Code.items())
 """gRPC's status codes by name."""
@@ -62,22 +60,3 @@ def retry_details(code: int, message: str, retry_after_ms: int) -> str:
     retry.retry_delay.FromMilliseconds(retry_after_ms)
     status.details.add().Pack(retry)
     return b64encode(status.SerializeToString()).rstrip(b"=").decode()
-
-
-def ignored_metadata(ignored: Ignored | None) -> tuple[tuple[str, str], ...]:
-    """Metadata with the ignored parameters of a request."""
-    return (("bertserve-ignored-fields", str(ignored)),) if ignored else ()
-
-
-def outcome_metadata(outcome: Outcome[Any]) -> tuple[tuple[str, str], ...]:
-    """Trailing metadata of an answer: times, tokens and cache hits."""
-    times = outcome.timings
-    return (
-        ("bertserve-tokenize-us", str(round(times.tokenize_us))),
-        ("bertserve-queue-us", str(round(times.queue_us))),
-        ("bertserve-compute-us", str(round(times.compute_us))),
-        ("bertserve-total-us", str(round(times.total_us))),
-        ("bertserve-tokens", str(outcome.tokens)),
-        ("bertserve-truncated-tokens", str(outcome.truncated_tokens)),
-        *((("bertserve-cache", "hit"),) if outcome.cached else ()),
-    )

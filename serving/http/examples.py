@@ -37,7 +37,7 @@ async def reply_to(route: Route, path: str, parameters: dict[str, str], body: by
     """A route's reply to its example request; None if it has no answer now."""
     if route.method == "POST":
         pipeline = cast("Pipeline", _Recorded(context.repository))
-        context = replace(context, pipeline=pipeline, v2=context.v2.over(pipeline))
+        context = replace(context, pipeline=pipeline, v2=context.v2.with_pipeline(pipeline))
     headers = {b"content-type": JSON, b"prefer": b"return=minimal"}
     request = HttpRequest(route.method, path, headers, body, "6f1c0b6e2f0d-1", 0.0, parameters=parameters)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import time
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -137,14 +138,14 @@ class V2Service:
         self._versions = versions
         self._counts = counts
         self._views = views(repository)
-        repository.subscribe(self._look_again)
+        repository.subscribe(self._update_views)
 
-    def over(self, pipeline: Pipeline) -> V2Service:
+    def with_pipeline(self, pipeline: Pipeline) -> V2Service:
         other = copy.copy(self)
         other._pipeline = pipeline  # noqa: SLF001  a copy of this class
         return other
 
-    def _look_again(self) -> None:
+    def _update_views(self) -> None:
         self._views = views(self._repository)
 
     @property
@@ -197,15 +198,14 @@ class V2Service:
             ModelNotFound: No model of that name is served.
         """
         view = self._view(name)
-        if outputs:
-            view.check_outputs(outputs)
+        options = view.choose_options(outputs) if outputs else view.options
         check_sizes(tensors, self.max_inputs)
         inputs = inputs_of(tensors)
         if not (view.takes_text or (inputs and isinstance(inputs[0], EncodedText))):
             raise InvalidRequest(f"this model name takes {IDS!r}; for texts, use the name without {TOKENS!r}")
         if inputs and isinstance(inputs[0], tuple) and 2 not in view.model.task.texts:  # noqa: PLR2004  a pair
             raise InvalidRequest(f"the task {view.model.manifest.task} takes one text, without {PAIR!r}")
-        request = InferRequest(inputs, view.options_for(outputs), view.model.name, version)
+        request = InferRequest(inputs, options, view.model.name, version)
         if parameters:
             read_parameters(request, parameters)
         return view, request
@@ -226,29 +226,19 @@ class V2Service:
             raise InvalidRequest(f"the model takes {names}, and a raw request has one input; send JSON")
         return raw_tensor(view.inputs[0].name, view.inputs[0].datatype, body)
 
-    async def infer_under(self, view: View, request: InferRequest[A]) -> Outcome[A]:
-        """Runs a request through the pipeline, and counts it if it fails."""
+    async def answer(
+        self, view: View, request: InferRequest[A], width: int, write: Callable[[Outcome[A], Check], R]
+    ) -> tuple[Outcome[A], R]:
+        """Answers a request, and makes the reply; counts it if either fails. `width` is that of `View.answer`."""
         try:
-            return await self._pipeline.infer(request)
+            outcome = await self._pipeline.infer(request)
+            numbers = view.count_numbers(len(outcome.answer), outcome.tokens, width)
+            return outcome, await self._pipeline.write(outcome, numbers, partial(write, outcome))
         except BertserveError:
-            self._count_failure(view, request)
+            failures = self._counts.failures[view.name, view.model.version]
+            failures.count += 1
+            failures.ns += round((time.perf_counter() - request.arrival) * 1e9)
             raise
-
-    async def write(
-        self, view: View, request: InferRequest[A], outcome: Outcome[A], width: int, work: Callable[[Check], R]
-    ) -> R:
-        """Makes the reply; see `Pipeline.write`. `width` is that of `View.answer`."""
-        numbers = view.numbers(len(outcome.answer), outcome.tokens, width)
-        try:
-            return await self._pipeline.write(outcome, numbers, work)
-        except BertserveError:
-            self._count_failure(view, request)
-            raise
-
-    def _count_failure(self, view: View, request: InferRequest[Any]) -> None:
-        failures = self._counts.failures[view.name, view.model.version]
-        failures.count += 1
-        failures.ns += round((time.perf_counter() - request.arrival) * 1e9)
 
     def config(self, name: str, wanted: str | None) -> ModelConfig:
         """A model's configuration in Triton's form.

@@ -110,7 +110,7 @@ class View(msgspec.Struct, frozen=True):
         options: The task options of requests to this name.
         inputs: The advertised inputs. More may be accepted.
         write: Makes the values of the outputs from an answer; None for outputs that were not computed.
-        choose: The task options of requests for some of the outputs; None if all are computed in any case.
+        choose: Makes the task options of requests for some of the outputs; None if all are computed in any case.
     """
 
     name: str
@@ -122,9 +122,16 @@ class View(msgspec.Struct, frozen=True):
     write: Callable[[Any, Manifest, int], Values]
     choose: Callable[[Sequence[str]], TaskOptions[Any]] | None = None
 
-    def options_for(self, names: Sequence[str]) -> TaskOptions[Any]:
-        """The task options of a request for these outputs; no names means all."""
-        return self.options if self.choose is None or not names else self.choose(names)
+    def choose_options(self, names: Sequence[str]) -> TaskOptions[Any]:
+        """The task options of a request for some of the outputs.
+
+        Raises:
+            InvalidRequest: The model does not have an output, or it is named twice.
+        """
+        own = {info.name for info in self.outputs}
+        if not own.issuperset(names) or len(set(names)) != len(names):
+            raise InvalidRequest(f"unexpected output; the model has {', '.join(sorted(map(repr, own)))}, each once")
+        return self.options if self.choose is None else self.choose(names)
 
     def answer(self, answer: Any, names: Sequence[str], width: int = 0) -> list[Output]:  # noqa: ANN401  of any task
         """The outputs of an answer.
@@ -147,20 +154,13 @@ class View(msgspec.Struct, frozen=True):
         named = {output.name: output for output in outputs}
         return [named[name] for name in names]
 
-    def numbers(self, texts: int, tokens: int, width: int) -> int:
+    def count_numbers(self, texts: int, tokens: int, width: int) -> int:
         """The numbers of an answer, roughly; padding is not counted."""
-        sizes = [(math.prod(map(abs, info.shape[1:])), -1 in info.shape[1:]) for info in self.outputs]
-        return sum([size * (max(tokens, texts * width) if ragged else texts) for size, ragged in sizes])
-
-    def check_outputs(self, names: Sequence[str]) -> None:
-        """Checks the outputs that a request asks for.
-
-        Raises:
-            InvalidRequest: The model does not have an output, or it is named twice.
-        """
-        own = {info.name for info in self.outputs}
-        if not own.issuperset(names) or len(set(names)) != len(names):
-            raise InvalidRequest(f"unexpected output; the model has {', '.join(sorted(map(repr, own)))}, each once")
+        numbers = 0
+        for info in self.outputs:
+            row = info.shape[1:]
+            numbers += math.prod(map(abs, row)) * (max(tokens, texts * width) if -1 in row else texts)
+        return numbers
 
     def metadata(self) -> ModelMetadata:
         platform, _ = _PLATFORMS[self.model.artifact.kind]

@@ -250,8 +250,8 @@ async def test_a_drain_refuses_more_calls_after_its_time() -> None:
     await peer.say(START, talk(encoder, 1, b"one"))
     await peer.say(frame(HEADERS, END_HEADERS, 3, encoder.encode(request_fields("/echo"))))
     peer.connection.drain()
-    peer.connection.refuse_more()
-    peer.connection.refuse_more()
+    peer.connection.end_drain()
+    peer.connection.end_drain()
     assert of_type(GoAwayFrame, peer.frames())[-1].last_stream_id == 3
     await peer.say(call(encoder, 5, b"three"))
     assert peer.replies()[5].reset == ErrorCodes.REFUSED_STREAM
@@ -277,6 +277,19 @@ def test_a_connection_too_old_ends_without_its_clients_answer() -> None:
         return 0
 
     assert asyncio.run(run()) > 20
+
+
+@virtually
+async def test_a_drain_ends_quiet_calls_of_a_connection_too_old() -> None:
+    """Its client knows already that it ends, so nothing is waited for."""
+    peer = Peer()
+    await peer.say(START, talk(Encoder(), 1, b"one"))
+    peer.connection.tick(2 * Settings().max_connection_age_s)
+    await hear(peer)
+    assert not peer.replies()[1].ended
+    peer.connection.drain()
+    assert peer.replies()[1].status == 14
+    assert peer.connection.h2.finished
 
 
 @pytest.mark.parametrize("seconds", [0, 4])

@@ -61,7 +61,7 @@ async def drain(peer: Peer) -> None:
     """Has a call that waits for its client when the server ends."""
     await peer.say(talk(Encoder(), 1, b"one"))
     peer.connection.drain()
-    peer.connection.refuse_more()
+    peer.connection.end_drain()
 
 
 WAYS: dict[str, Callable[[Peer], Awaitable[None]]] = {

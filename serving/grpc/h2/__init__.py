@@ -1,6 +1,6 @@
 """The server side of HTTP/2 (RFC 9113) and HPACK (RFC 7541): bytes in, events and bytes out. See README.md."""
 
-from bertserve.serving.grpc.h2.connection import H2Connection
+from bertserve.serving.grpc.h2.connection import H2Connection, Phase
 from bertserve.serving.grpc.h2.flow import (
     ConnectionFailed,
     DataReceived,
@@ -23,6 +23,7 @@ __all__ = [
     "H2Connection",
     "Headers",
     "Limits",
+    "Phase",
     "RequestReceived",
     "Stream",
     "StreamReset",

@@ -15,6 +15,7 @@ The package reads no clock: the caller measures time.
 from __future__ import annotations
 
 from collections import deque
+from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from bertserve.serving.grpc.h2 import frames
@@ -78,19 +79,35 @@ _SMALL_DATA_BYTES = 512
 _DRAINING_PINGS = b"draining", b"drained?"
 
 
+class Phase(IntEnum):
+    """The life of a connection, which only goes forward."""
+
+    GREETING = 0
+    """The peer's first SETTINGS have not arrived."""
+    OPEN = 1
+    DRAINING = 2
+    """The peer was asked to open no more streams. Those in transit are accepted."""
+    DRAINED = 3
+    """The peer was told the last stream. Further ones are refused."""
+    FINISHED = 4
+
+
+_OPEN, _DRAINING, _DRAINED, _FINISHED = Phase.OPEN, Phase.DRAINING, Phase.DRAINED, Phase.FINISHED
+
+
 class H2Connection:
     """One connection to a peer that is known to speak HTTP/2.
 
     Attributes:
+        phase: Write `data_to_send()` when it becomes `FINISHED`, then close.
         begun: Whether the peer's preface has arrived. Before that, nothing can be sent to it.
-        greeted: Whether the peer's first SETTINGS have arrived.
         pending: Whether the turn's work was used up before all bytes were read. Call `receive(b"")` on the next turn.
         overdrawn: Whether a single frame took much more than the rest of the turn's work. Pass further data to
             `receive` on a later turn, as if it were pending.
         progress: Increases whenever a frame, or a header block in several frames, is complete.
         outgoing: The output buffer of `data_to_send`.
         pongs: Answers to pings, which `data_to_send` returns after `outgoing`.
-        finished: Whether the connection is over. Write `data_to_send()`, then close.
+        last_stream: The number of the last stream that the peer opened; 0 before the first.
         expect: Lets the peer send until a body has the given size. Waits until other streams have returned enough of
             their grants.
         forget_headers: Forgets every `Headers.memo`.
@@ -99,7 +116,8 @@ class H2Connection:
 
     def __init__(self, limits: Limits, credit: int | None = None) -> None:
         """`credit` is the initial credit; None means all of `Limits.credit`."""
-        self.begun = self.greeted = self.pending = self.overdrawn = self.finished = False
+        self.phase = Phase.GREETING
+        self.begun = self.pending = self.overdrawn = False
         self.progress = 0
         self._limits = limits
         self.outgoing: list[bytes | memoryview] = []
@@ -115,9 +133,8 @@ class H2Connection:
         self._streams: dict[int, Stream] = {}
         self._late: deque[int] = deque(maxlen=_LATE_STREAMS)
         self._skipped: deque[range] = deque(maxlen=_SKIPPED_NUMBERS)
-        self._last = 0
-        self._final: int | None = None
-        self._draining = self._resize_table = False
+        self.last_stream = self._final = 0
+        self._resize_table = False
         self._credit = self._first_credit = limits.credit if credit is None else credit
         self._work = 0
         self._rest = b""
@@ -128,7 +145,7 @@ class H2Connection:
 
     def receive(self, data: bytes) -> list[Event]:
         """Reads data from the peer, up to one turn's work (`pending`)."""
-        if self.finished:
+        if self.phase is _FINISHED:
             self.pending = False
             return []
         if self._rest:
@@ -137,14 +154,14 @@ class H2Connection:
         try:
             if self.pending:
                 self.pending = False
-                self._go_on(self._sending.drain())
+                self._resume_streams(self._sending.drain())
             if self.begun or self._take_preface(data):
                 self._take_frames(data, 0 if self.begun else len(frames.PREFACE))
         except ConnectionFault as fault:
             self._fail(fault)
         self._credit -= work - self._work
-        self.overdrawn = self._work < -(work >> 2) and not self.finished
-        if self._credit < 0 and not self.finished:
+        self.overdrawn = self._work < -(work >> 2) and self.phase is not _FINISHED
+        if self._credit < 0 and self.phase is not _FINISHED:
             self._fail(ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, _TOO_MUCH))
         # Not kept in the attribute, where an idle connection would hold the data of its last read.
         events, self._events = self._events, []
@@ -168,14 +185,18 @@ class H2Connection:
 
     def resume(self) -> list[Event]:
         self._sending.paused = False
-        self._go_on(self._sending.drain())
+        self._resume_streams(self._sending.drain())
         return self._take_events()
 
     def renew(self, seconds: float) -> list[Event]:
         """Gives back credit for the elapsed seconds, and sends data that small windows held back."""
         self._credit = min(self._limits.credit, self._credit + round(self._limits.credit_per_s * seconds))
-        self._go_on(self._sending.drain_small(self.streams))
+        self._resume_streams(self._sending.drain_small(self.streams))
         return self._take_events()
+
+    @property
+    def finished(self) -> bool:
+        return self.phase is _FINISHED
 
     @property
     def spent(self) -> int:
@@ -186,16 +207,6 @@ class H2Connection:
     def partial(self) -> bool:
         """Whether a frame or header block is incomplete."""
         return bool(self._rest) or self._block is not None
-
-    @property
-    def refusing(self) -> bool:
-        """Whether the last stream has been named, so that no further one is accepted."""
-        return self._final is not None
-
-    @property
-    def last_stream(self) -> int:
-        """The number of the last stream that the peer opened; 0 before the first."""
-        return self._last
 
     @property
     def streams(self) -> list[Stream]:
@@ -240,31 +251,32 @@ class H2Connection:
             self.outgoing.append(frames.rst_stream(stream.number, code))
             self._close(stream)
 
-    # Shutdown.
+    # The end.
 
-    def begin_shutdown(self) -> None:
-        """Asks the peer to open no more streams on this connection.
+    def begin_drain(self) -> None:
+        """Asks the peer to open no more streams on this connection, if it is open.
 
-        New streams are accepted until the peer has acknowledged that by two pings, or until `finish_shutdown`.
-        Then a second GOAWAY names the last stream, so that no request in transit is lost. The connection is `finished`
-        when the last stream is closed.
+        New streams are accepted until the peer has acknowledged that by two pings, or until `end_drain`. Then a second
+        GOAWAY names the last stream, so that no request in transit is lost. The connection is finished when the last
+        stream is closed.
 
         The second ping follows the answer to the first. Streams that the peer had opened before it read the GOAWAY may
         come behind that answer: gRPC's C core writes answers to pings first.
         """
-        if not self._draining:
-            self._draining = True
+        if self.phase is _OPEN:
+            self.phase = _DRAINING
             self.outgoing.append(frames.goaway(LARGEST, ErrorCode.NO_ERROR))
             self.outgoing.append(frames.frame(frames.PING, 0, 0, _DRAINING_PINGS[0]))
 
-    def finish_shutdown(self) -> None:
-        if self._final is None and not self.finished:
-            self._final = self._last
+    def end_drain(self) -> None:
+        """Names the last stream, if the connection is draining."""
+        if self.phase is _DRAINING:
+            self._final = self.last_stream
             self.outgoing.append(frames.goaway(self._final, ErrorCode.NO_ERROR))
-            self.finished = not self._streams
+            self.phase = _DRAINED if self._streams else _FINISHED
 
     def terminate(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> list[Event]:
-        if not self.finished:
+        if self.phase is not _FINISHED:
             self._fail(ConnectionFault(code, reason))
         return self._take_events()
 
@@ -277,7 +289,7 @@ class H2Connection:
     def _take_preface(self, data: bytes) -> bool:
         """Whether the preface is complete. If so, the server's first frames are in the output buffer."""
         if not data.startswith(frames.PREFACE[: len(data)]):
-            self.finished = True
+            self.phase = _FINISHED
             self._events.append(ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "not an HTTP/2 connection preface"))
             return False
         if len(data) < len(frames.PREFACE):
@@ -308,7 +320,7 @@ class H2Connection:
             payload = data[at + FRAME_HEADER_BYTES : stop]
             at = stop
             number &= LARGEST
-            if self._block is not None or not self.greeted:
+            if self._block is not None or self.phase < _OPEN:
                 self._check_expected(kind, number)
             try:
                 if kind == HEADERS and flags & _HEADERS_FLAGS == END_HEADERS:
@@ -322,7 +334,7 @@ class H2Connection:
         self._rest = data[at:]
 
     def _check_expected(self, kind: int, number: int) -> None:
-        if not self.greeted and kind != frames.SETTINGS:
+        if self.phase < _OPEN and kind != frames.SETTINGS:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         if self._block is not None and (kind != CONTINUATION or number != self._block_stream):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a foreign frame inside a header block")
@@ -375,19 +387,19 @@ class H2Connection:
             self._on_block(self._block_flags, number, block)
 
     def _on_block(self, flags: int, number: int, block: bytes) -> None:
-        if number <= self._last or not number & 1:
+        if number <= self.last_stream or not number & 1:
             self._on_trailers(flags, number, block)
             return
-        if number - self._last > 2:  # noqa: PLR2004  a number was skipped
-            self._skipped.append(range(self._last + 1, number))
-        self._last = number
+        if number - self.last_stream > 2:  # noqa: PLR2004  a number was skipped
+            self._skipped.append(range(self.last_stream + 1, number))
+        self.last_stream = number
         headers, work = self._known_blocks.get(block), REQUEST_WORK
         if headers is None:
             headers = self._headers.request(block)
             work += self._count_decoded()
             if headers is None:
                 raise StreamFault(ErrorCode.PROTOCOL_ERROR)
-        if self._final is not None or len(self._streams) >= self._limits.streams:
+        if self.phase >= _DRAINED or len(self._streams) >= self._limits.streams:
             raise StreamFault(ErrorCode.REFUSED_STREAM)
         self._work -= REQUEST_WORK
         ended = flags & END_STREAM != 0
@@ -426,7 +438,7 @@ class H2Connection:
         if not number:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
         # A stream that was never opened cannot be reset.
-        if len(payload) != frames.PRIORITY_BYTES and number & 1 and number <= self._last:
+        if len(payload) != frames.PRIORITY_BYTES and number & 1 and number <= self.last_stream:
             raise StreamFault(ErrorCode.FRAME_SIZE_ERROR)
 
     def _on_rst_stream(self, _: int, number: int, payload: bytes) -> None:
@@ -455,9 +467,9 @@ class H2Connection:
         window = values.get(Setting.INITIAL_WINDOW_SIZE)
         if window is not None:
             self._work -= len(self._streams)
-            self._go_on(self._sending.resize_streams(window, self.streams))
+            self._resume_streams(self._sending.resize_streams(window, self.streams))
         self.outgoing.append(frames.frame(frames.SETTINGS, frames.ACK, 0))
-        self.greeted = True
+        self.phase = max(self.phase, _OPEN)
 
     def _on_push_promise(self, _: int, __: int, ___: bytes) -> None:
         raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
@@ -470,10 +482,10 @@ class H2Connection:
         if not flags & frames.ACK:
             # Sent after the replies to earlier frames: clients take a ping's answer as an answer to all of those.
             self.pongs.append(frames.frame(frames.PING, frames.ACK, 0, payload))
-        elif self._draining and payload == _DRAINING_PINGS[0]:
+        elif self.phase >= _DRAINING and payload == _DRAINING_PINGS[0]:
             self.outgoing.append(frames.frame(frames.PING, 0, 0, _DRAINING_PINGS[1]))
-        elif self._draining and payload == _DRAINING_PINGS[1]:
-            self.finish_shutdown()
+        elif payload == _DRAINING_PINGS[1]:
+            self.end_drain()
 
     def _on_goaway(self, _: int, number: int, payload: bytes) -> None:
         """Checks the frame. The peer closes the connection once its requests are answered."""
@@ -485,13 +497,16 @@ class H2Connection:
     def _on_window_update(self, _: int, number: int, payload: bytes) -> None:
         size = frames.read_number(payload) & LARGEST
         self._work -= WINDOW_WORK
+        sending = self._sending
         if not number:
-            self._go_on(self._sending.grow(size))
+            done = sending.grow(size)
+        elif (stream := self._streams.get(number)) is not None:
+            done = sending.grow_stream(stream, size)
+        else:
+            self._check_opened(number)
             return
-        self._check_opened(number)
-        stream = self._streams.get(number)
-        if stream is not None:
-            self._go_on(self._sending.grow_stream(stream, size))
+        if sending.drained_frames:
+            self._resume_streams(done)
 
     def _on_unknown(self, _: int, __: int, ___: bytes) -> None:
         """Ignores a frame of another type (section 5.5)."""
@@ -514,7 +529,7 @@ class H2Connection:
     # Streams.
 
     def _check_opened(self, number: int) -> None:
-        if not number or number > self._last or not number & 1:
+        if not number or number > self.last_stream or not number & 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame on a stream that was never opened")
 
     def _check_length(self, stream: Stream) -> None:
@@ -523,7 +538,7 @@ class H2Connection:
         if missing < 0 or (missing and stream.ended):
             raise StreamFault(ErrorCode.PROTOCOL_ERROR)
 
-    def _go_on(self, streams: list[Stream]) -> None:
+    def _resume_streams(self, streams: list[Stream]) -> None:
         """Continues streams whose held-back data has been sent, and accounts for it."""
         sending = self._sending
         self._work -= sending.drained_frames
@@ -573,16 +588,16 @@ class H2Connection:
             self._sending.forget(stream)
         if stream.granted or stream.wanted:
             self._receiving.forget(stream)
-        if self._final is not None and not self._streams:
-            self.finished = True
+        if self.phase is _DRAINED and not self._streams:
+            self.phase = _FINISHED
 
     def _fail(self, fault: ConnectionFault) -> None:
         if fault.code == ErrorCode.ENHANCE_YOUR_CALM:
             self._credit = min(self._credit, 0)
-        last = self._last if self._final is None else self._final
+        last = self._final if self.phase >= _DRAINED else self.last_stream
         for stream in self.streams:
             self._close(stream)
             self._events.append(StreamReset(stream, fault.code))
         self.outgoing.append(frames.goaway(last, fault.code, fault.reason))
         self._events.append(ConnectionFailed(fault.code, fault.reason))
-        self.finished, self.pending, self.overdrawn = True, False, False
+        self.phase, self.pending, self.overdrawn = _FINISHED, False, False

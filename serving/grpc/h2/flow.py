@@ -189,13 +189,13 @@ class SendingWindow:
         self.size += size
         if not size or self.size > LARGEST:
             raise ConnectionFault(_window_code(size), "WINDOW_UPDATE out of range")
-        return self.drain()
+        return self.drain() if self._queue else []
 
     def grow_stream(self, stream: Stream, size: int) -> list[Stream]:
         stream.window += size
         if not size or stream.window > LARGEST:
             raise StreamFault(_window_code(size))
-        return self.drain() if self._enqueue(stream) else []
+        return self.drain() if stream.unsent is not None and self._enqueue(stream) else []
 
     def resize_streams(self, size: int, streams: list[Stream]) -> list[Stream]:
         """Changes the size of every stream's window, and drains."""
@@ -206,7 +206,8 @@ class SendingWindow:
             stream.window += change
             if stream.window > LARGEST:
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE overflows a stream's window")
-            self._enqueue(stream)
+            if stream.unsent is not None:
+                self._enqueue(stream)
         return self.drain()
 
     def _needed(self, stream: Stream) -> int:
@@ -214,7 +215,7 @@ class SendingWindow:
 
     def _enqueue(self, stream: Stream) -> bool:
         """Queues a stream for the connection's window if its own is open. Returns whether it is alone there."""
-        if stream.unsent is None or stream.window < self._needed(stream):
+        if stream.window < self._needed(stream):
             return False
         self._queue.setdefault(stream.number, stream)
         return len(self._queue) == 1

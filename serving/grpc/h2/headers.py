@@ -290,7 +290,10 @@ def encode_status(status: int) -> bytes:
 
 def encode_fields(fields: Iterable[tuple[str, str]]) -> bytes:
     """Encodes fields as a header block. Such blocks can be concatenated."""
-    return b"".join([_field_name(name) + _literal(value.encode()) for name, value in fields])
+    block = b""
+    for name, value in fields:
+        block += _field_name(name) + _literal(value.encode())
+    return block
 
 
 @cache

@@ -9,9 +9,9 @@ import msgspec
 from google.protobuf.json_format import ParseDict
 
 from bertserve.serving.errors import BertserveError, InvalidRequest, Unsupported, too_many_inputs
+from bertserve.serving.fields.rule import Ignored
 from bertserve.serving.grpc.calls import Method
 from bertserve.serving.grpc.services import inference_pb2 as pb
-from bertserve.serving.grpc.status import ignored_metadata, outcome_metadata
 from bertserve.serving.oip.parameters import CONTROL, INPUT, OUTPUT, REQUEST
 from bertserve.serving.oip.service import SETTINGS, SHARED_MEMORY, refuse_region, refuse_unsupported
 from bertserve.serving.oip.tensors import BYTES, Tensor, decode_text
@@ -22,19 +22,12 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from bertserve.serving.fields.rule import Ignored
-    from bertserve.serving.grpc.calls import Call
-    from bertserve.serving.inference.requests import RequestTrace
+    from bertserve.serving.grpc.calls import Call, Metadata
+    from bertserve.serving.inference.requests import Outcome, RequestTrace
     from bertserve.serving.oip.service import V2Service
     from bertserve.serving.tasks.base import Check
 
 SERVICE = "inference.GRPCInferenceService"
-
-_OPEN = frozenset({"ServerLive", "ServerReady"})
-"""Methods for probes, which need no API key."""
-
-_OF_CORE = frozenset({"ModelStatistics", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"})
-"""Methods that only the core process can answer."""
 
 _MAX_TENSORS = 64
 _STREAM_ERRORS = b"triton_grpc_error"
@@ -53,24 +46,20 @@ class InferenceService:
 
     def methods(self) -> dict[str, Method | BertserveError]:
         """The methods by path. An error stands for a Triton method that is not offered."""
-        unary: dict[str, tuple[Any, Any]] = {
-            "ModelInfer": (self.model_infer, pb.ModelInferRequest),
-            "ServerLive": (self.server_live, pb.ServerLiveRequest),
-            "ServerReady": (self.server_ready, pb.ServerReadyRequest),
-            "ModelReady": (self.model_ready, pb.ModelReadyRequest),
-            "ServerMetadata": (self.server_metadata, pb.ServerMetadataRequest),
-            "ModelMetadata": (self.model_metadata, pb.ModelMetadataRequest),
-            "ModelConfig": (self.model_config, pb.ModelConfigRequest),
-            "ModelStatistics": (self.model_statistics, pb.ModelStatisticsRequest),
-            "RepositoryIndex": (self.repository_index, pb.RepositoryIndexRequest),
-            "RepositoryModelLoad": (self.load, pb.RepositoryModelLoadRequest),
-            "RepositoryModelUnload": (self.unload, pb.RepositoryModelUnloadRequest),
-        }
         methods: dict[str, Method | BertserveError] = {
-            name: Method(kind, unary=method, open=name in _OPEN, of_core=name in _OF_CORE)
-            for name, (method, kind) in unary.items()
+            "ModelInfer": Method(pb.ModelInferRequest, unary=self.model_infer),
+            "ModelStreamInfer": Method(pb.ModelInferRequest, duplex=self.stream_infer),
+            "ServerLive": Method(pb.ServerLiveRequest, unary=self.server_live, open=True),
+            "ServerReady": Method(pb.ServerReadyRequest, unary=self.server_ready, open=True),
+            "ModelReady": Method(pb.ModelReadyRequest, unary=self.model_ready),
+            "ServerMetadata": Method(pb.ServerMetadataRequest, unary=self.server_metadata),
+            "ModelMetadata": Method(pb.ModelMetadataRequest, unary=self.model_metadata),
+            "ModelConfig": Method(pb.ModelConfigRequest, unary=self.model_config),
+            "ModelStatistics": Method(pb.ModelStatisticsRequest, unary=self.model_statistics, of_core=True),
+            "RepositoryIndex": Method(pb.RepositoryIndexRequest, unary=self.repository_index, of_core=True),
+            "RepositoryModelLoad": Method(pb.RepositoryModelLoadRequest, unary=self.load, of_core=True),
+            "RepositoryModelUnload": Method(pb.RepositoryModelUnloadRequest, unary=self.unload, of_core=True),
         }
-        methods["ModelStreamInfer"] = Method(pb.ModelInferRequest, duplex=self.stream_infer)
         for kind in ("System", "Cuda"):
             for verb in ("Status", "Register", "Unregister"):
                 methods[f"{kind}SharedMemory{verb}"] = Unsupported(SHARED_MEMORY)
@@ -108,56 +97,56 @@ class InferenceService:
         return pb.RepositoryIndexResponse(models=[index(**msgspec.structs.asdict(state)) for state in states])
 
     async def load(self, request: pb.RepositoryModelLoadRequest, call: Call) -> pb.RepositoryModelLoadResponse:
-        values = _values(request.parameters)
-        ignored = CONTROL.passed_over(values)
+        values, ignored = _values(request.parameters), Ignored()
+        CONTROL.apply_rule(values, ignored)
         await self._service.load(request.model_name, values)
-        call.set_trailing_metadata(ignored_metadata(ignored))
+        call.set_trailing_metadata(_ignored_metadata(ignored))
         return pb.RepositoryModelLoadResponse()
 
     async def unload(self, request: pb.RepositoryModelUnloadRequest, call: Call) -> pb.RepositoryModelUnloadResponse:
-        ignored = CONTROL.passed_over(_values(request.parameters))
+        ignored = Ignored()
+        CONTROL.apply_rule(_values(request.parameters), ignored)
         self._service.unload(request.model_name)
-        call.set_trailing_metadata(ignored_metadata(ignored))
+        call.set_trailing_metadata(_ignored_metadata(ignored))
         return pb.RepositoryModelUnloadResponse()
 
-    async def model_infer(self, request: pb.ModelInferRequest, call: Call) -> pb.ModelInferResponse:
-        """Answers a request. The outputs are in `raw_output_contents`."""
-        response, _ = await self._answer(request, call, None)
-        return response
-
-    async def _answer(
-        self, request: pb.ModelInferRequest, call: Call, trace: RequestTrace | None
-    ) -> tuple[pb.ModelInferResponse, Ignored | None]:
-        """The answer, and the parameters that were ignored."""
+    async def model_infer(
+        self, request: pb.ModelInferRequest, call: Call, trace: RequestTrace | None = None
+    ) -> pb.ModelInferResponse:
+        """Answers a request. The outputs are in `raw_output_contents`. `trace` is given for one of a stream."""
         arrival = time.perf_counter()
         if len(request.outputs) > _MAX_TENSORS:
             raise InvalidRequest(f"the request has {len(request.outputs)} outputs, more than any model")
         parameters = _values(request.parameters)
-        ignored = _passed_over(request, parameters)
+        ignored = _find_ignored(request, parameters)
         names = [choice.name for choice in request.outputs]
         view, infer_request = self._service.request(
             request.model_name, request.model_version, _tensors(request, self._service.max_inputs), names, parameters
         )
         infer_request.as_bytes = True
-        outcome = await self._service.infer_under(view, call.stamp(infer_request, arrival, trace, request.id))
-        response = pb.ModelInferResponse(model_name=view.name, model_version=outcome.version, id=request.id)
+        infer_request.stamp(arrival, request.id, trace or call.trace, call.timeout_ms())
         width = 0 if view.takes_text else request.inputs[0].shape[-1]
 
-        def write(check: Check) -> None:
+        def write(outcome: Outcome[Any], check: Check) -> pb.ModelInferResponse:
+            response = pb.ModelInferResponse(model_name=view.name, model_version=outcome.version, id=request.id)
             for output in checked(view.answer(outcome.answer, names, width), check, 1):
                 response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
                 response.raw_output_contents.append(output.blob())
+            return response
 
-        await self._service.write(view, infer_request, outcome, width, write)
-        call.set_trailing_metadata(outcome_metadata(outcome) + ignored_metadata(ignored))
-        return response, ignored
+        outcome, response = await self._service.answer(view, infer_request, width, write)
+        if call.head.method.duplex is None:
+            call.set_trailing_metadata(_metadata(outcome, ignored))
+        elif ignored:
+            response.parameters[_IGNORED].string_param = str(ignored)
+        return response
 
     async def stream_infer(
-        self, request: pb.ModelInferRequest, call: Call, trace: RequestTrace | None
+        self, request: pb.ModelInferRequest, call: Call, trace: RequestTrace
     ) -> pb.ModelStreamInferResponse:
         """Answers one request of a stream. An error becomes a message, unless the client asks for a status."""
         try:
-            response, ignored = await self._answer(request, call, trace)
+            response = await self.model_infer(request, call, trace)
         except BertserveError as error:
             if call.metadata(_STREAM_ERRORS) == b"true":
                 raise
@@ -167,8 +156,6 @@ class InferenceService:
             )
         if request.parameters and request.parameters[_FINAL_WANTED].bool_param:
             response.parameters[_FINAL].bool_param = True
-        if ignored:
-            response.parameters[_IGNORED].string_param = str(ignored)
         return pb.ModelStreamInferResponse(infer_response=response)
 
 
@@ -204,20 +191,41 @@ def _contents(tensor: pb.ModelInferRequest.InferInputTensor, max_inputs: int) ->
     return contents.int_contents or contents.int64_contents
 
 
-def _passed_over(request: pb.ModelInferRequest, parameters: dict[str, Any]) -> Ignored | None:
+def _find_ignored(request: pb.ModelInferRequest, parameters: dict[str, Any]) -> Ignored:
     """The ignored parameters of a request, which are already read, and of its tensors."""
-    maps = [(INPUT, tensor.parameters) for tensor in request.inputs if tensor.parameters]
-    maps += [(OUTPUT, output.parameters) for output in request.outputs if output.parameters]
-    passed = REQUEST.passed_over(parameters) if parameters else None
-    for level, of_tensor in maps:
-        values = _values(of_tensor)
-        if level is INPUT:
+    ignored = Ignored()
+    if parameters:
+        REQUEST.apply_rule(parameters, ignored)
+    for tensor in request.inputs:
+        if tensor.parameters:
+            values = _values(tensor.parameters)
             refuse_region(values)
-        elif level is OUTPUT:
+            INPUT.apply_rule(values, ignored)
+    for output in request.outputs:
+        if output.parameters:
+            values = _values(output.parameters)
             refuse_unsupported(values)
-        if (ignored := level.passed_over(values)) is not None:
-            passed = ignored if passed is None else passed.update(ignored)
-    return passed
+            OUTPUT.apply_rule(values, ignored)
+    return ignored
+
+
+def _ignored_metadata(ignored: Ignored) -> Metadata:
+    return (("bertserve-ignored-fields", str(ignored)),) if ignored else ()
+
+
+def _metadata(outcome: Outcome[Any], ignored: Ignored) -> Metadata:
+    """The trailing metadata of an answer."""
+    times = outcome.timings
+    return (
+        ("bertserve-tokenize-us", str(round(times.tokenize_us))),
+        ("bertserve-queue-us", str(round(times.queue_us))),
+        ("bertserve-compute-us", str(round(times.compute_us))),
+        ("bertserve-total-us", str(round(times.total_us))),
+        ("bertserve-tokens", str(outcome.tokens)),
+        ("bertserve-truncated-tokens", str(outcome.truncated_tokens)),
+        *((("bertserve-cache", "hit"),) if outcome.cached else ()),
+        *(_ignored_metadata(ignored) if ignored else ()),
+    )
 
 
 def _values(parameters: Mapping[str, Message]) -> dict[str, Any]:

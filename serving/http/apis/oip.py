@@ -12,6 +12,7 @@ import msgspec
 import orjson
 
 from bertserve.serving.errors import InvalidRequest, MalformedRequest, Unsupported
+from bertserve.serving.fields.rule import Ignored
 from bertserve.serving.http.apis.oip_messages import (
     V2_ERRORS,
     ControlRequest,
@@ -110,13 +111,12 @@ async def model_infer(context: AppContext, http: HttpRequest) -> HttpReply:
     http.stamp(request)
     binary = _wants_binary(message)
     request.as_bytes = binary is True
-    outcome = await context.v2.infer_under(view, request)
     width = 0 if view.takes_text else tensors[0].shape[-1]
 
-    def write(check: Check) -> HttpReply:
+    def write(outcome: Outcome[Any], check: Check) -> HttpReply:
         return _reply(view, message, outcome, view.answer(outcome.answer, names, width), binary, check)
 
-    reply = await context.v2.write(view, request, outcome, width, write)
+    outcome, reply = await context.v2.answer(view, request, width, write)
     accepted = http.headers.get(b"accept-encoding", b"")
     if accepted not in COMPRESSIONS:
         return reply
@@ -243,7 +243,9 @@ async def _control_parameters(context: AppContext, http: HttpRequest) -> Mapping
     if not http.body:
         return {}
     parameters = (await _CONTROL.decode_in_turn(http.body, context.large_body_lock, http)).parameters
-    if (ignored := CONTROL.passed_over(parameters)) is not None:
+    ignored = Ignored()
+    CONTROL.apply_rule(parameters, ignored)
+    if ignored:
         http.pass_over(ignored)
     return parameters
 
@@ -294,12 +296,14 @@ def _length(header: bytes, most: int) -> int:
 
 def _pass_over(http: HttpRequest, message: InferMessage) -> None:
     """Applies the rule for fields to the unread parameters."""
-    maps = [(REQUEST, message.parameters)] if message.parameters else []
-    maps += [(INPUT, tensor.parameters) for tensor in message.inputs if tensor.parameters]
-    maps += [(OUTPUT, output.parameters) for output in message.outputs if output.parameters]
-    for level, parameters in maps:
-        if (ignored := level.passed_over(parameters)) is not None:
-            http.pass_over(ignored)
+    ignored = Ignored()
+    REQUEST.apply_rule(message.parameters, ignored)
+    for tensor in message.inputs:
+        INPUT.apply_rule(tensor.parameters, ignored)
+    for output in message.outputs:
+        OUTPUT.apply_rule(output.parameters, ignored)
+    if ignored:
+        http.pass_over(ignored)
 
 
 def _tensors(inputs: Sequence[InputTensor], tail: memoryview) -> list[Tensor]:

@@ -29,6 +29,7 @@ from bertserve.serving.grpc.h2 import (
     ErrorCode,
     H2Connection,
     Limits,
+    Phase,
     RequestReceived,
     StreamReset,
     encode_fields,
@@ -654,9 +655,9 @@ def test_what_timers_need() -> None:
     h2 = H2Connection(Limits())
     assert not h2.partial
     h2.receive(START[:30])
-    assert (h2.partial, h2.begun, h2.greeted, h2.progress) == (True, True, False, 0)
+    assert (h2.partial, h2.begun, h2.phase, h2.progress) == (True, True, Phase.GREETING, 0)
     h2.receive(START[30:])
-    assert (h2.partial, h2.greeted, h2.progress) == (False, True, 1)
+    assert (h2.partial, h2.phase, h2.progress) == (False, Phase.OPEN, 1)
     h2.receive(frame(HEADERS, 0, 1))
     h2.receive(frame(wire.CONTINUATION, 0, 1, b"\x82"))
     assert (h2.partial, h2.progress) == (True, 1)
@@ -685,7 +686,7 @@ def test_a_shutdown_in_two_steps() -> None:
     server, encoder = Server(), Encoder()
     stream = server.open(request(encoder, 1))
     server.said()
-    server.h2.begin_shutdown()
+    server.h2.begin_drain()
     first, ping = server.said()
     assert isinstance(first, GoAwayFrame)
     assert isinstance(ping, PingFrame)
@@ -708,8 +709,8 @@ def test_a_shutdown_in_two_steps() -> None:
 def test_a_shutdown_of_a_peer_that_does_not_answer() -> None:
     """The second step can be taken without it."""
     server = Server()
-    server.h2.begin_shutdown()
-    server.h2.finish_shutdown()
+    server.h2.begin_drain()
+    server.h2.end_drain()
     assert server.h2.finished
     assert len(of_type(GoAwayFrame, server.said())) == 2
 
