@@ -14,7 +14,7 @@ from bertserve.serving.grpc.h2 import (
     RequestReceived,
     StreamReset,
 )
-from bertserve.serving.net.connection import Connection, Port
+from bertserve.serving.net.connection import Connection, Phase, Port
 from bertserve.serving.net.connection_limiter import PeerDebts, peer_of
 from bertserve.serving.net.lingering_close import unsent_bytes
 from bertserve.serving.net.requests import MAX_HEADER_BYTES, MAX_HEADERS
@@ -187,7 +187,7 @@ class GrpcConnection(Connection[GrpcPort]):
         data, self._rest = bytes(self._rest), b""
         self._paused = False
         self.receive(data)
-        if not (self._paused or self._ending):
+        if not (self._paused or self._phase >= Phase.LAST):
             self._resume()
 
     def _take_turn(self) -> float:
@@ -223,7 +223,7 @@ class GrpcConnection(Connection[GrpcPort]):
     # Called by the port and by stream handlers.
 
     def flush(self) -> None:
-        if self._ending:
+        if self._phase >= Phase.LAST:
             return
         if data := self.h2.data_to_send():
             self._transport.write(data)
@@ -303,7 +303,9 @@ class GrpcConnection(Connection[GrpcPort]):
     def _count_idleness(self) -> None:
         last = self.h2.last_stream
         if self.h2.streams or last != self._idle_after:
-            self._idle_since, self._idle_after, self._used = self.loop.time(), last, last > 0
+            self._since, self._idle_after = self.loop.time(), last
+            if last and self._phase is Phase.NEW:
+                self._phase = Phase.IDLE
 
     def idle_since(self) -> tuple[bool, float] | None:
         """Accurate to one tick."""
@@ -327,8 +329,8 @@ class GrpcConnection(Connection[GrpcPort]):
 
     def _end_credit(self) -> None:
         """Marks the connection as over, and charges its peer for the credit it has used up."""
-        if not self._ending:
-            self._ending = True
+        if self._phase < Phase.LAST:
+            self._phase = Phase.LAST
             self.port.debts.charge(self._peer, self.h2.spent)
 
     def _close(self) -> None:

@@ -226,6 +226,7 @@ class HttpRequest(msgspec.Struct):
         route: Its route in traces if it is rejected before routing.
         http_1_0: Whether it came over HTTP/1.0.
         ignored: The ignored fields; None if there are none.
+        rejection: Why its head or its framing is rejected, if it is.
     """
 
     method: str
@@ -242,6 +243,7 @@ class HttpRequest(msgspec.Struct):
     route: str = NO_ROUTE
     http_1_0: bool = False
     ignored: Ignored | None = None
+    rejection: BertserveError | None = None
 
     def timeout_ms(self) -> float | None:
         """The value of `X-Request-Timeout-Ms`.
