@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from bertserve.serving.errors import BertserveError, ClientGone, InternalError, NotReady
-from bertserve.serving.http.exchange import HttpReply, HttpRequest, error_reply
+from bertserve.serving.http.exchange import HttpReply, HttpRequest
+from bertserve.serving.http.faults import error_reply
 from bertserve.serving.inference.requests import RequestTrace
 from bertserve.serving.logs import fields
 from bertserve.serving.unawaited import is_cancelled

@@ -1,4 +1,4 @@
-"""HTTP error bodies: each protocol family has its own body and some statuses.
+"""HTTP error replies: each protocol family has its own body and some statuses.
 
 /v2        {"error": "text"}                                           Triton, KServe; a schema violation is 400
 /v1        {"error": {"message", "type", "param", "code"}, "detail"}   OpenAI, `/embeddings`; a schema violation is 400
@@ -12,6 +12,7 @@ A route of a named model, `/models/{name}/...`, belongs to the family of the rou
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,11 +22,16 @@ from bertserve.serving.errors import (
     BuffersFull,
     EmptyInput,
     InvalidRequest,
+    MethodNotAllowed,
     ModelNotNamed,
+    NotReady,
     Overloaded,
+    Unauthenticated,
     Unavailable,
+    UnsupportedMediaType,
     WrongTask,
 )
+from bertserve.serving.http.exchange import HttpReply
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -159,3 +165,19 @@ def _plain(path: str) -> str:
 
 def _first(table: Mapping[type[BertserveError], str], error: BertserveError) -> str:
     return next(name for kind, name in table.items() if isinstance(error, kind))
+
+
+def error_reply(path: str, error: BertserveError, identity: str) -> HttpReply:
+    head = b""
+    if (after_ms := error.retry_after_ms) is not None:
+        seconds = max(1, math.ceil(error.retry_after_s or 0))
+        head = b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (seconds, after_ms)
+    if isinstance(error, NotReady) and not error.begun:
+        head += b"x-computed: none\r\n"
+    if isinstance(error, MethodNotAllowed):
+        head += b"allow: %b\r\n" % error.allowed.encode()
+    if isinstance(error, UnsupportedMediaType):
+        head += b"accept-encoding: gzip, deflate\r\n"
+    if isinstance(error, Unauthenticated):
+        head += b"www-authenticate: Bearer\r\n"
+    return HttpReply(error_body(path, error, identity), status_of(path, error), head=head, error=error)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from bertserve.serving.errors import MalformedRequest, NotReady
 from bertserve.serving.http.connection import HttpConnection
-from bertserve.serving.http.exchange import error_reply
+from bertserve.serving.http.faults import error_reply
 from bertserve.serving.http.port import HttpPort
 from bertserve.serving.net.listener import Listener
 from bertserve.serving.net.requests import request_id
