@@ -16,7 +16,7 @@ from bertserve.serving.grpc import calls, dispatch
 from bertserve.serving.grpc import connection as grpc_connection
 from bertserve.serving.grpc.h2.frames import Limits as Http2Limits
 from bertserve.serving.http import connection as http_connection
-from bertserve.serving.http import exchange
+from bertserve.serving.http import decoding
 from bertserve.serving.inference import tokenizer_process, tokenizer_rules
 from bertserve.serving.net import buffers
 from bertserve.serving.security import watch
@@ -144,7 +144,7 @@ def test_the_pages_of_security_name_the_bounds_of_today() -> None:
             f"beyond {grpc_connection._FREE_BYTES >> 10} KiB of a connection",
             f"those up to {calls.UNCOUNTED_BYTES >> 10} KiB that arrive at once are free",
             f"{http_connection._TURN_BYTES >> 10} KiB are parsed in a turn",
-            f"more than {exchange._MAX_ELEMENTS:,} texts and lists",
+            f"more than {decoding._MAX_ELEMENTS:,} texts and lists",
             f"{http2.streams} at a time",
             f"`--response-cache-mb` ({settings.response_cache_mb} by default)",
             f"{logs._BURST} lines of each kind, then one a second",

@@ -10,12 +10,12 @@ from bertserve.serving.grpc.h2 import (
     DataSent,
     ErrorCode,
     H2Connection,
+    H2Phase,
     Limits,
-    Phase,
     RequestReceived,
     StreamReset,
 )
-from bertserve.serving.net.connection import Connection, Port
+from bertserve.serving.net.connection import Connection, Phase, Port
 from bertserve.serving.net.connection_limiter import PeerDebts, peer_of
 from bertserve.serving.net.lingering_close import unsent_bytes
 from bertserve.serving.net.observer import RequestObserver
@@ -46,7 +46,7 @@ _CALL_S = 0.0001
 _LINGER_S = 1.0
 """How long data from a refused client is read and discarded, so that the client can read the refusal."""
 
-_FINISHED = Phase.FINISHED
+_FINISHED = H2Phase.FINISHED
 
 
 class GrpcPort(Port["GrpcConnection"]):
@@ -190,7 +190,7 @@ class GrpcConnection(Connection[GrpcPort]):
         data, self._rest = bytes(self._rest), b""
         self._paused = False
         self.receive(data)
-        if not (self._paused or self._ending):
+        if not (self._paused or self._phase >= Phase.LAST):
             self._resume()
 
     def _take_turn(self) -> float:
@@ -226,7 +226,7 @@ class GrpcConnection(Connection[GrpcPort]):
     # Called by the port and by stream handlers.
 
     def flush(self) -> None:
-        if self._ending:
+        if self._phase >= Phase.LAST:
             return
         if data := self.h2.data_to_send():
             self._transport.write(data)
@@ -241,20 +241,20 @@ class GrpcConnection(Connection[GrpcPort]):
             self._pause()
             self._read_on_next_turn()
         self._count_idleness()
-        if h2.progress != self._progress or (h2.phase is not Phase.GREETING and not h2.partial):
+        if h2.progress != self._progress or (h2.phase is not H2Phase.GREETING and not h2.partial):
             self._progress, self._stalled_s = h2.progress, 0.0
         self._stalled_s += seconds
         if h2.phase is _FINISHED:
             return
         super().tick(seconds)
-        if h2.phase is Phase.GREETING and self._stalled_s > port.header_timeout_s:
+        if h2.phase is H2Phase.GREETING and self._stalled_s > port.header_timeout_s:
             self.abort()
             return
         if h2.partial and self._stalled_s > port.body_timeout_s:
             self._handle(h2.terminate(ErrorCode.PROTOCOL_ERROR, "a frame or header block that does not end"))
         for handler in self._handlers():
             handler.tick(seconds)
-        if h2.phase is Phase.DRAINING:
+        if h2.phase is H2Phase.DRAINING:
             self._drain_s += seconds
             if self._drain_s > _DRAIN_S and not port.ending:
                 h2.end_drain()
@@ -290,7 +290,7 @@ class GrpcConnection(Connection[GrpcPort]):
     def _continue_drain(self) -> None:
         """Sends the client a GOAWAY. Once it has acknowledged that, handlers end calls without an end of their own."""
         self.h2.begin_drain()
-        if self.h2.phase >= Phase.DRAINED:
+        if self.h2.phase >= H2Phase.DRAINED:
             self._has_to_drain = False
             for handler in self._handlers():
                 handler.drain()
@@ -298,7 +298,9 @@ class GrpcConnection(Connection[GrpcPort]):
     def _count_idleness(self) -> None:
         last = self.h2.last_stream
         if self.h2.streams or last != self._idle_after:
-            self._idle_since, self._idle_after, self._used = self.loop.time(), last, last > 0
+            self._since, self._idle_after = self.loop.time(), last
+            if last and self._phase is Phase.NEW:
+                self._phase = Phase.IDLE
 
     def idle_since(self) -> tuple[bool, float] | None:
         """Accurate to one tick."""
@@ -317,8 +319,8 @@ class GrpcConnection(Connection[GrpcPort]):
 
     def _end_credit(self) -> None:
         """Marks the connection as over, and charges its peer for the credit it has used up."""
-        if not self._ending:
-            self._ending = True
+        if self._phase < Phase.LAST:
+            self._phase = Phase.LAST
             self.port.debts.charge(self._peer, self.h2.spent)
 
     def _close(self) -> None:

@@ -1,36 +1,27 @@
-"""An HTTP exchange: the request as endpoints see it, the reply, and the reply for an error."""
+"""An HTTP exchange: the request as endpoints see it, and the reply."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 import zlib
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
-from msgspec.inspect import ListType, LiteralType, StructType, Type, VarTupleType, type_info
 
-from bertserve.serving.errors import (
-    BertserveError,
-    BodyTooLarge,
-    InvalidRequest,
-    UnsupportedMediaType,
-)
-from bertserve.serving.fields.rule import Ignored, members_of, obey_rule
-from bertserve.serving.http.malformed import malformed
+from bertserve.serving.errors import BertserveError, BodyTooLarge, InvalidRequest, UnsupportedMediaType
 from bertserve.serving.inference.requests import priority_of
 from bertserve.serving.net.buffers import FREE_BYTES, BufferShare
 from bertserve.serving.net.requests import COMPRESSIONS, inflate, inflated, is_zlib, words
 from bertserve.serving.records import DEFAULT_PRIORITY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    import asyncio
+    from collections.abc import Mapping
 
+    from bertserve.serving.fields.rule import Ignored
+    from bertserve.serving.http.decoding import JsonDecoder, M
     from bertserve.serving.inference.requests import InferRequest, Outcome, RequestTrace
     from bertserve.serving.tasks.base import A
-
-M = TypeVar("M", bound=msgspec.Struct)
 
 JSON = b"application/json"
 OCTETS = b"application/octet-stream"
@@ -39,13 +30,6 @@ NOT_MODIFIED = 304
 NO_ROUTE = "?"
 """Route in traces for paths that are not served."""
 
-_UNCOUNTED_BYTES = 131_072
-_COUNTED_BYTES = 65_536
-_MAX_ELEMENTS = 100_000
-_MAX_NUMBERS = 1_000_000
-"""Limits of a JSON body: the most inputs that any setting allows, and 4 MiB of token ids."""
-_COMMA, _QUOTE, _ZERO, _NINE = b',"09'
-
 _INLINE_BYTES = FREE_BYTES
 """Largest body that is decompressed on the event loop (about 50 us) and needs no buffer space."""
 
@@ -53,155 +37,6 @@ _CODINGS = {**COMPRESSIONS, b"x-gzip": COMPRESSIONS[b"gzip"]}
 _NO_CODING = {b"", b"identity"}
 
 _TIMEOUT = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,6})?")
-_DIGIT = re.compile(rb"[0-9]")
-
-# Messages of msgspec that repeat nothing received.
-_PATH = re.compile(r" - at `([^`]*)`$")
-_EXPECTED = re.compile(r"Expected `[^`]+`(?: (?:of length|with)[^`]*)?(?:, got `[^`]+`)?(?= - at|$)")
-_FIELD = re.compile(r"Object missing required field `([A-Za-z0-9_.-]{1,64})`")
-_STEP = re.compile(r"\.(\w+)|\[[^\]]*\]")
-_NAMES: set[str] = set()
-"""Field names of all messages."""
-_MISSING = re.compile(r"Object missing required field `\w+`")
-_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_ANY_JSON = msgspec.json.Decoder()
-
-
-class JsonDecoder(Generic[M]):
-    """Decodes one type of message.
-
-    Most bodies have no unread fields and are decoded at once. If that fails, the body is decoded again as plain JSON,
-    for the rule of `serving.fields`.
-    """
-
-    def __init__(self, kind: type[M]) -> None:
-        self._decoder = msgspec.json.Decoder(kind)
-        self._kind = kind
-        _NAMES.update(field.encode_name for field in msgspec.structs.fields(kind))
-
-    def decode(self, data: bytes | memoryview, request: HttpRequest | None = None) -> M:
-        """The message in `data`. Of duplicate keys the last one wins.
-
-        Args:
-            data: JSON, possibly invalid.
-            request: Collects the ignored fields.
-
-        Raises:
-            MalformedRequest: Not JSON, or not UTF-8.
-            InvalidRequest: JSON of another shape, or with a rejected field.
-        """
-        try:
-            return self._decoder.decode(data)
-        except msgspec.ValidationError as error:
-            return self._by_rule(data, request, error)
-        except _NOT_JSON as error:
-            raise malformed(data, _NAMES) from error
-
-    async def decode_in_turn(
-        self, data: bytes | memoryview, large_body_lock: asyncio.Lock, request: HttpRequest | None = None
-    ) -> M:
-        """As `decode`, for messages that may be large.
-
-        Raises:
-            InvalidRequest: Also for more elements than the limit.
-        """
-        if len(data) <= _UNCOUNTED_BYTES:
-            return self.decode(data, request)
-        await _check_elements(data, large_body_lock)
-        try:
-            return self._decoder.decode(data)
-        except msgspec.ValidationError as error:
-            async with large_body_lock:
-                return await asyncio.to_thread(self._by_rule, data, request, error)
-        except _NOT_JSON as error:
-            async with large_body_lock:
-                raise await asyncio.to_thread(malformed, data, _NAMES) from error
-
-    def _by_rule(self, data: bytes | memoryview, request: HttpRequest | None, refusal: msgspec.ValidationError) -> M:
-        """Decodes the message without the fields that the rule drops, or raises the reason for its rejection."""
-        try:
-            message = _ANY_JSON.decode(data)
-        except msgspec.ValidationError as error:
-            raise InvalidRequest("a number in the body is out of range") from error
-        except _NOT_JSON as error:
-            raise malformed(data, _NAMES) from error
-        ignored = Ignored()
-        if not obey_rule(message, self._kind, ignored):
-            raise self._refused(str(refusal)) from refusal
-        try:
-            decoded = msgspec.convert(message, self._kind)
-        except msgspec.ValidationError as error:
-            raise self._refused(str(error)) from error
-        if request is not None and ignored:
-            request.pass_over(ignored)
-        return decoded
-
-    def _refused(self, text: str) -> InvalidRequest:
-        path, named = _PATH.search(text), _FIELD.match(text)
-        steps = [step[1] for step in _STEP.finditer(path[1])] if path else []
-        return InvalidRequest(self._explain(text), param=steps[0] if steps else named[1] if named else None)
-
-    def _explain(self, text: str) -> str:
-        """The library's message if it repeats nothing received, else one of ours."""
-        path = _PATH.search(text)
-        where = f" (at `{path[1]}`)" if path else ""
-        for pattern in (_EXPECTED, _MISSING):
-            if match := pattern.match(text):
-                return match[0][0].lower() + match[0][1:] + where
-        kinds = _kinds_at(self._kind, path[1] if path else "$")
-        allowed = [value for kind in kinds if isinstance(kind, LiteralType) for value in kind.values]
-        return f"invalid value{where}; allowed: {', '.join(map(str, allowed))}"
-
-
-def _kinds_at(message: type, path: str) -> Sequence[Type]:
-    """The types that a value may have at a path of a message. The path is written as msgspec writes it."""
-    kinds = members_of(type_info(message))
-    for field in (match[1] for match in _STEP.finditer(path)):
-        below: list[Type] = []
-        for kind in kinds:
-            if isinstance(kind, StructType) and field is not None:
-                below += [own.type for own in kind.fields if own.encode_name == field]
-                if field == kind.tag_field:
-                    below.append(LiteralType((kind.tag,)))
-            elif isinstance(kind, ListType | VarTupleType) and field is None:
-                below.append(kind.item_type)
-        kinds = [member for kind in below for member in members_of(kind)]
-    return kinds
-
-
-async def _check_elements(data: bytes | memoryview, large_body_lock: asyncio.Lock) -> None:
-    """Rejects a body that would decode into hundreds of thousands of objects.
-
-    Decoding holds the GIL, so a thread would not help: 4 MiB of `[],` took 0.2 s and 150 MB. Each comma outside of a
-    string counts as an element. Numbers have a higher limit: they cost a sixth of lists, and honest requests have many.
-    Bodies are scanned one at a time, one piece per turn of the event loop.
-    """
-    async with large_body_lock:
-        quoted = escaped = elements = numbers = 0
-        for at in range(0, len(data), _COUNTED_BYTES):
-            piece = bytes(data[at : at + _COUNTED_BYTES])
-            if escaped or b"\\" in piece:
-                piece, escaped = _unescaped(piece, escaped)
-            letters = np.frombuffer(piece, np.uint8)
-            quotes = letters == _QUOTE
-            outside = (np.cumsum(quotes, dtype=np.uint8) + quoted) & 1 == 0
-            commas = outside & (letters == _COMMA)
-            behind_digits = int(np.count_nonzero(commas[1:] & (letters[:-1] >= _ZERO) & (letters[:-1] <= _NINE)))
-            quoted = (quoted + int(np.count_nonzero(quotes))) & 1
-            numbers += behind_digits
-            elements += int(np.count_nonzero(commas)) - behind_digits
-            if elements > _MAX_ELEMENTS or numbers > _MAX_NUMBERS:
-                raise InvalidRequest(
-                    f"the body has more than {_MAX_ELEMENTS} texts and lists, or more than {_MAX_NUMBERS} numbers;"
-                    " send fewer per request"
-                )
-            await asyncio.sleep(0)
-
-
-def _unescaped(piece: bytes, escaped: int) -> tuple[bytes, int]:
-    """JSON without backslashes and escaped characters, and whether its end escapes the next piece."""
-    piece = (b"\\" * escaped + piece).replace(b"\\\\", b"")
-    return piece.replace(b'\\"', b""), int(piece.endswith(b"\\"))
 
 
 class HttpRequest(msgspec.Struct):
@@ -221,6 +56,7 @@ class HttpRequest(msgspec.Struct):
         route: Its route in traces if it is rejected before routing.
         http_1_0: Whether it came over HTTP/1.0.
         ignored: The ignored fields; None if there are none.
+        rejection: Why its head or its framing is rejected, if it is.
     """
 
     method: str
@@ -237,30 +73,7 @@ class HttpRequest(msgspec.Struct):
     route: str = NO_ROUTE
     http_1_0: bool = False
     ignored: Ignored | None = None
-
-    def timeout_ms(self) -> float | None:
-        """The value of `X-Request-Timeout-Ms`.
-
-        Raises:
-            InvalidRequest: It is not a positive number.
-        """
-        value = self.headers.get(b"x-request-timeout-ms")
-        if value is None:
-            return None
-        if not _TIMEOUT.fullmatch(value) or float(value) <= 0:
-            raise InvalidRequest("the header X-Request-Timeout-Ms must be milliseconds, above 0 and up to 999999999")
-        return float(value)
-
-    def priority(self) -> int:
-        """The value of `X-Request-Priority`.
-
-        Raises:
-            InvalidRequest: It is not a priority.
-        """
-        value = self.headers.get(b"x-request-priority")
-        if value is None:
-            return DEFAULT_PRIORITY
-        return priority_of(int(value) if _DIGIT.fullmatch(value) else None, "the header X-Request-Priority")
+    rejection: BertserveError | None = None
 
     def stamp(self, request: InferRequest[A]) -> InferRequest[A]:
         """Adds the arrival, id and trace of this request, and the deadline and priority of its headers.
@@ -268,8 +81,12 @@ class HttpRequest(msgspec.Struct):
         Raises:
             InvalidRequest: A header is invalid.
         """
-        priority = self.priority() if request.priority is None else None
-        return request.stamp(self.arrival, self.request_id, self.trace, self.timeout_ms(), priority)
+        wanted, timeout = self.headers.get(b"x-request-priority"), self.headers.get(b"x-request-timeout-ms")
+        priority = None
+        if request.priority is None:
+            priority = DEFAULT_PRIORITY if wanted is None else _priority(wanted)
+        timeout_ms = None if timeout is None else _timeout_ms(timeout)
+        return request.stamp(self.arrival, self.request_id, self.trace, timeout_ms, priority)
 
     async def inflate(self, limit: int, large_body_lock: asyncio.Lock) -> None:
         """Decompresses the body by its Content-Encoding: small results at once, others in a thread.
@@ -324,9 +141,7 @@ class HttpRequest(msgspec.Struct):
             kind = content_type.split(b";")[0].strip().lower()
             if kind != JSON and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
                 raise UnsupportedMediaType("the Content-Type must be application/json")
-        if len(self.body) > _UNCOUNTED_BYTES:
-            return await decoder.decode_in_turn(self.body, large_body_lock, self)
-        return decoder.decode(self.body, self)
+        return await decoder.decode_in_turn(self.body, large_body_lock, self)
 
     def pass_over(self, ignored: Ignored) -> None:
         """Records ignored fields, for the reply to name them."""
@@ -334,6 +149,17 @@ class HttpRequest(msgspec.Struct):
             self.ignored = ignored
         else:
             self.ignored.update(ignored)
+
+
+def _timeout_ms(value: bytes) -> float:
+    if not _TIMEOUT.fullmatch(value) or float(value) <= 0:
+        raise InvalidRequest("the header X-Request-Timeout-Ms must be milliseconds, above 0 and up to 999999999")
+    return float(value)
+
+
+def _priority(value: bytes) -> int:
+    is_digit = len(value) == 1 and value.isdigit()
+    return priority_of(int(value) if is_digit else None, "the header X-Request-Priority")
 
 
 class HttpReply(msgspec.Struct, frozen=True):

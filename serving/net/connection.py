@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from enum import IntEnum, auto
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from bertserve.serving.net.lingering_close import TAKEN_BYTES, LingeringClose, SendProgress, unsent_bytes
@@ -73,6 +74,24 @@ class FairQueue:
                 return
 
 
+class Phase(IntEnum):
+    """What a connection does. It never goes back to an earlier phase, except from `BUSY` to `IDLE`."""
+
+    NEW = auto()
+    """No request has begun."""
+    IDLE = auto()
+    """All requests are answered."""
+    BUSY = auto()
+    """A request is received or answered."""
+    LAST = auto()
+    """Further input is discarded. Requests that were received are answered."""
+    HALF_CLOSED = auto()
+    """The client has closed its half. Requests that were received are answered."""
+    LINGERING = auto()
+    """Everything is written. Further input is discarded until the client closes."""
+    LOST = auto()
+
+
 C = TypeVar("C", bound="Connection[Any]")
 P = TypeVar("P", bound="Port[Any]")
 
@@ -117,8 +136,8 @@ class Connection(asyncio.Protocol, Generic[P]):
 
     # Attributes without slots would be looked up in a dictionary (3 us per HTTP request).
     __slots__ = (
-        *("_ending", "_idle_since", "_lifetime_s", "_lingering", "_paused", "_rest", "_sending"),
-        *("_transport", "_turn_is_due", "_used", "loop", "port", "share"),
+        *("_lifetime_s", "_lingering", "_paused", "_phase", "_rest", "_sending", "_since"),
+        *("_transport", "_turn_is_due", "loop", "port", "share"),
     )
 
     _PIECE_BYTES: ClassVar[float] = float("inf")
@@ -134,12 +153,11 @@ class Connection(asyncio.Protocol, Generic[P]):
         self.share = port.budget.share(free_bytes)
         self._rest: bytes | memoryview = b""  # received but not parsed
         self._paused = self._turn_is_due = False
-        self._ending = False  # further input is discarded
         self._lingering: LingeringClose | None = None
         self._sending: SendProgress | None = None  # while the send buffer is full
         self._lifetime_s = lifetime_s(port.settings)
-        self._idle_since: float | None = self.loop.time()
-        self._used = False
+        self._phase = Phase.NEW
+        self._since = self.loop.time()  # the begin of what is timed: idleness, or the current part of a request
 
     # Interface of the codecs' connections.
 
@@ -162,7 +180,7 @@ class Connection(asyncio.Protocol, Generic[P]):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
         self.port.connections.discard(self)
-        self._ending = True
+        self._phase = Phase.LOST
         if self._lingering is not None:
             self._lingering.cancel()
         self._rest = b""
@@ -170,7 +188,7 @@ class Connection(asyncio.Protocol, Generic[P]):
 
     def data_received(self, data: bytes) -> None:
         """Passes on short reads. Longer ones are read in turns, after earlier data."""
-        if self._ending:
+        if self._phase >= Phase.LAST:
             if self._lingering is not None:
                 self._lingering.received(len(data))
         elif self._paused:
@@ -207,7 +225,7 @@ class Connection(asyncio.Protocol, Generic[P]):
     def _take_turn(self) -> float:
         """Reads on; returns the approximate seconds of work that it starts for later turns."""
         self._turn_is_due = False
-        if not (self._ending or self._transport.is_closing()):
+        if self._phase < Phase.LINGERING and not self._transport.is_closing():
             guarded(self.abort, self.read_on)
         return 0.0
 
@@ -232,11 +250,10 @@ class Connection(asyncio.Protocol, Generic[P]):
 
     def idle_since(self) -> tuple[bool, float] | None:
         """See `Closable`. A lingering connection is idle once its client has received everything."""
-        if self._idle_since is None or self._transport.is_closing():
+        lingers = self._phase is Phase.LINGERING and not unsent_bytes(self._transport)
+        if self._transport.is_closing() or not (self._phase <= Phase.IDLE or lingers):
             return None
-        if self._lingering is not None and unsent_bytes(self._transport):
-            return None
-        return self._used, self._idle_since
+        return self._phase is Phase.IDLE, self._since
 
     def linger(self, quiet_s: float, *, heard_all: bool = False) -> None:
         """Ends the connection after the written data, which the client can read even if it still sends.
@@ -245,8 +262,8 @@ class Connection(asyncio.Protocol, Generic[P]):
             quiet_s: Seconds for which further input is discarded.
             heard_all: Whether the client has closed its half.
         """
-        self._ending = True
-        self._idle_since = self.loop.time()
+        self._phase = Phase.LINGERING
+        self._since = self.loop.time()
         self._rest = b""
         if self._lingering is None:
             pace_s = self.port.body_timeout_s

@@ -18,7 +18,8 @@ from bertserve.serving.http.apis.oip_messages import InferMessage
 from bertserve.serving.http.apis.openai_messages import EmbeddingsRequest
 from bertserve.serving.http.apis.tei import text_inputs
 from bertserve.serving.http.apis.tei_messages import EmbedRequest, RerankRequest
-from bertserve.serving.http.exchange import HttpRequest, JsonDecoder
+from bertserve.serving.http.decoding import JsonDecoder
+from bertserve.serving.http.exchange import HttpRequest
 from tests.support.fuzzing import each
 
 MESSAGES = [EmbedRequest, EmbeddingsRequest, InferMessage]

@@ -1,6 +1,6 @@
 """The server side of HTTP/2 (RFC 9113) and HPACK (RFC 7541): bytes in, events and bytes out. See README.md."""
 
-from bertserve.serving.grpc.h2.connection import H2Connection, Phase
+from bertserve.serving.grpc.h2.connection import H2Connection, H2Phase
 from bertserve.serving.grpc.h2.flow import (
     ConnectionFailed,
     DataReceived,
@@ -21,9 +21,9 @@ __all__ = [
     "ErrorCode",
     "Event",
     "H2Connection",
+    "H2Phase",
     "Headers",
     "Limits",
-    "Phase",
     "RequestReceived",
     "Stream",
     "StreamReset",

@@ -79,7 +79,7 @@ _SMALL_DATA_BYTES = 512
 _DRAINING_PINGS = b"draining", b"drained?"
 
 
-class Phase(IntEnum):
+class H2Phase(IntEnum):
     """The life of a connection, which only goes forward."""
 
     GREETING = 0
@@ -92,7 +92,7 @@ class Phase(IntEnum):
     FINISHED = 4
 
 
-_OPEN, _DRAINING, _DRAINED, _FINISHED = Phase.OPEN, Phase.DRAINING, Phase.DRAINED, Phase.FINISHED
+_OPEN, _DRAINING, _DRAINED, _FINISHED = H2Phase.OPEN, H2Phase.DRAINING, H2Phase.DRAINED, H2Phase.FINISHED
 
 
 class H2Connection:
@@ -116,7 +116,7 @@ class H2Connection:
 
     def __init__(self, limits: Limits, credit: int | None = None) -> None:
         """`credit` is the initial credit; None means all of `Limits.credit`."""
-        self.phase = Phase.GREETING
+        self.phase = H2Phase.GREETING
         self.begun = self.pending = self.overdrawn = False
         self.progress = 0
         self._limits = limits

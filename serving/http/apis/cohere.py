@@ -24,7 +24,8 @@ from bertserve.serving.http.apis.cohere_messages import (
 )
 from bertserve.serving.http.apis.openai_messages import Usage
 from bertserve.serving.http.apis.vectors import in_form, rows_json, size_of, sparse_json
-from bertserve.serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
+from bertserve.serving.http.decoding import JsonDecoder
+from bertserve.serving.http.exchange import HttpReply, json_reply, outcome_head
 from bertserve.serving.http.routes import Docs, Router, of_task, ranking_models
 from bertserve.serving.inference.ranking import named_or_only, ranking
 from bertserve.serving.inference.requests import InferRequest

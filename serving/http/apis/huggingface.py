@@ -25,7 +25,8 @@ from bertserve.serving.http.apis.tei_messages import (
     SimilarityParameters,
     SimilarityRequest,
 )
-from bertserve.serving.http.exchange import HttpReply, JsonDecoder, outcome_head
+from bertserve.serving.http.decoding import JsonDecoder
+from bertserve.serving.http.exchange import HttpReply, outcome_head
 from bertserve.serving.http.routes import Docs, Router, all_models
 from bertserve.serving.inference.pipeline import check_count, check_not_empty
 from bertserve.serving.inference.requests import (

@@ -25,7 +25,8 @@ from bertserve.serving.http.apis.oip_messages import (
     Readiness,
 )
 from bertserve.serving.http.apis.vectors import rows_json
-from bertserve.serving.http.exchange import OCTETS, HttpReply, JsonDecoder, json_reply, outcome_head
+from bertserve.serving.http.decoding import JsonDecoder
+from bertserve.serving.http.exchange import OCTETS, HttpReply, json_reply, outcome_head
 from bertserve.serving.http.routes import Docs, Router, v2_names
 from bertserve.serving.inference.pipeline import INLINE_NUMBERS
 from bertserve.serving.net.requests import COMPRESSIONS

@@ -19,7 +19,8 @@ from bertserve.serving.http.apis.openai_messages import (
 )
 from bertserve.serving.http.apis.tei import BYTES_PER_ID, text_inputs
 from bertserve.serving.http.apis.vectors import in_form, rows_json, size_of, sparse_json
-from bertserve.serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
+from bertserve.serving.http.decoding import JsonDecoder
+from bertserve.serving.http.exchange import HttpReply, json_reply, outcome_head
 from bertserve.serving.http.routes import Docs, Router, all_models, of_task
 from bertserve.serving.inference.pipeline import INLINE_NUMBERS, check_not_empty
 from bertserve.serving.inference.requests import InferRequest

@@ -33,7 +33,8 @@ from bertserve.serving.http.apis.tei_messages import (
     TokenizeRequest,
 )
 from bertserve.serving.http.apis.vectors import NUMBERS_OF_A_WEIGHT, embedded_json, rows_json, size_of, sparse_json
-from bertserve.serving.http.exchange import HttpReply, JsonDecoder, json_reply, outcome_head
+from bertserve.serving.http.decoding import JsonDecoder
+from bertserve.serving.http.exchange import HttpReply, json_reply, outcome_head
 from bertserve.serving.http.routes import Docs, Router, all_models, ranking_models
 from bertserve.serving.inference.pipeline import INLINE_NUMBERS, check_count, check_not_empty
 from bertserve.serving.inference.ranking import ranking

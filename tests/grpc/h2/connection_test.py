@@ -28,8 +28,8 @@ from bertserve.serving.grpc.h2 import (
     DataSent,
     ErrorCode,
     H2Connection,
+    H2Phase,
     Limits,
-    Phase,
     RequestReceived,
     StreamReset,
     encode_fields,
@@ -655,9 +655,9 @@ def test_what_timers_need() -> None:
     h2 = H2Connection(Limits())
     assert not h2.partial
     h2.receive(START[:30])
-    assert (h2.partial, h2.begun, h2.phase, h2.progress) == (True, True, Phase.GREETING, 0)
+    assert (h2.partial, h2.begun, h2.phase, h2.progress) == (True, True, H2Phase.GREETING, 0)
     h2.receive(START[30:])
-    assert (h2.partial, h2.phase, h2.progress) == (False, Phase.OPEN, 1)
+    assert (h2.partial, h2.phase, h2.progress) == (False, H2Phase.OPEN, 1)
     h2.receive(frame(HEADERS, 0, 1))
     h2.receive(frame(wire.CONTINUATION, 0, 1, b"\x82"))
     assert (h2.partial, h2.progress) == (True, 1)
