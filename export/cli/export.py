@@ -18,7 +18,7 @@ from bertserve.export.engines.tensorrt import GRAPH, NATIVE
 from bertserve.export.engines.tensorrt import TARGETS as TENSORRT_TARGETS
 from bertserve.export.errors import ExportError, LeftOutError
 from bertserve.export.pages.tables import show
-from bertserve.export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, LIMITED, SECOND, WAIVABLE, Recipe
+from bertserve.export.recipe import ARTIFACTS, DEFAULT_ARTIFACTS, LIMIT_NAMES, LIMITED, OPENVINO_ARTIFACT, WAIVABLE, Recipe
 from bertserve.export.report import terminal
 from bertserve.serving.engine.kinds import ENGINES
 from bertserve.serving.errors import BundleError
@@ -158,9 +158,9 @@ def recipe_of(options: argparse.Namespace, arguments: argparse.ArgumentParser) -
         arguments.error("--if-changed checks only the bundle, so it cannot be used with --tensorrt native")
     if options.calibration_column is not None and options.calibration is None:
         arguments.error("--calibration-column needs --calibration")
-    chosen = options.forms or default_forms()
+    chosen = options.artifacts or default_artifacts()
     fields = vars(options) | {
-        "forms": tuple(form for form in FORMS if form in chosen),
+        "artifacts": tuple(name for name in ARTIFACTS if name in chosen),
         "tensorrt": tuple(dict.fromkeys(options.tensorrt)),
         "tensorrt_precisions": tuple(one for one in ENGINE_GRAPHS if one in (options.tensorrt_precisions or ["fp16"])),
         "references": tuple(options.references),
@@ -170,9 +170,9 @@ def recipe_of(options: argparse.Namespace, arguments: argparse.ArgumentParser) -
     return Recipe(**fields)
 
 
-def default_forms() -> tuple[str, ...]:
+def default_artifacts() -> tuple[str, ...]:
     """The artifacts that `serve` uses by default with the libraries of this machine."""
-    return (*DEFAULT_FORMS, SECOND) if ENGINES["openvino"].installed else DEFAULT_FORMS
+    return (*DEFAULT_ARTIFACTS, OPENVINO_ARTIFACT) if ENGINES["openvino"].installed else DEFAULT_ARTIFACTS
 
 
 def parser() -> argparse.ArgumentParser:
@@ -214,11 +214,11 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "--precision",
-        dest="forms",
+        dest="artifacts",
         action="append",
-        choices=FORMS,
-        help=f"Artifact to export. Can be repeated (default: {' and '.join(DEFAULT_FORMS)}, and {SECOND} if OpenVINO "
-        "is installed).",
+        choices=ARTIFACTS,
+        help=f"Artifact to export. Can be repeated (default: {' and '.join(DEFAULT_ARTIFACTS)}, and "
+        f"{OPENVINO_ARTIFACT} if OpenVINO is installed).",
     )
     add(
         "--tensorrt",
@@ -314,8 +314,8 @@ def _waivable(argument: str) -> str:
 
 
 def _limit_name(argument: str, names: Sequence[str]) -> str:
-    form, _, name = argument.rpartition(".")
-    if name not in names or form not in ("", *LIMITED):
+    artifact, _, name = argument.rpartition(".")
+    if name not in names or artifact not in ("", *LIMITED):
         raise argparse.ArgumentTypeError(
             f"unknown limit {argument!r}; use {', '.join(names)}, or ARTIFACT.NAME with one of {', '.join(LIMITED)}"
         )

@@ -44,9 +44,9 @@ _ROOM = 4.0
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
 _FUSED_PRODUCTS = frozenset({"Attention", "MultiHeadAttention"})
 FUSED_NORMALIZATION = "SkipLayerNormalization"
-Way = Literal["fp16", "fp32"]
+Normalization = Literal["fp16", "fp32"]
 """The precision of fused normalizations that may run in fp16."""
-WAYS: tuple[Way, ...] = ("fp16", "fp32")
+NORMALIZATIONS: tuple[Normalization, ...] = ("fp16", "fp32")
 """The faster first; it rounds the residuals."""
 _LINEAR = ranges.MOVES | {"Add", "Sub", "Mul", "Div", "Relu"}
 """Operators that commute with a scale by a power of two."""
@@ -56,7 +56,7 @@ _BETWEEN = _LINEAR | {"Erf", "Tanh", "Sigmoid", "Pow", "Gelu", "BiasGelu", "Fast
 
 
 def convert(
-    source: Path, target: Path, *, shared_layers: bool = False, normalizations: Way = WAYS[0]
+    source: Path, target: Path, *, shared_layers: bool = False, normalizations: Normalization = NORMALIZATIONS[0]
 ) -> Mapping[str, int]:
     """Writes the fp16 form of an fp32 graph.
 
@@ -67,7 +67,7 @@ def convert(
             provider).
         target: Where to write.
         shared_layers: Whether layers share their weights.
-        normalizations: One of `WAYS`.
+        normalizations: One of `NORMALIZATIONS`.
 
     Returns:
         For tensors of the fp16 graph, the power of two that their values must be multiplied with.
@@ -87,7 +87,7 @@ def convert(
 class _Conversion:
     """Decides node by node, in topological order, and writes the graph anew."""
 
-    def __init__(self, editor: GraphEditor, normalizations: Way) -> None:
+    def __init__(self, editor: GraphEditor, normalizations: Normalization) -> None:
         self._draft = editor
         self._normalizations = normalizations
         self._graph = graph = editor.graph

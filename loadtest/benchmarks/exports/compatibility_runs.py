@@ -20,7 +20,7 @@ from bertserve.export.precision import emulation, half, int8
 from bertserve.export.progress import Progress, quiet
 from bertserve.export.proof import parity
 from bertserve.export.proof.engine import open_engine
-from bertserve.export.recipe import FORMS, Recipe
+from bertserve.export.recipe import ARTIFACTS, Recipe
 from bertserve.export.texts import corpus
 from bertserve.loadtest.benchmarks.exports import random_checkpoints
 
@@ -55,7 +55,7 @@ def measure(model_type: str, task: str, sizes: Sizes, rounds: int) -> dict[str, 
         if checkpoint.family is not FAMILIES[model_type]:
             raise ExportError(f"Transformers writes a checkpoint of {checkpoint.family.model_type} in its place")
         export = _Export(checkpoint, Path(name))
-        found: dict[str, Any] = {"forms": {form: export.form(form) for form in FORMS}}
+        found: dict[str, Any] = {"forms": {form: export.form(form) for form in ARTIFACTS}}
         if rounds:
             found["texts_per_s"] = texts_per_s(export.engines, export.reference.encoded, rounds)
             found["t4"] = export.tensorrt()
@@ -73,10 +73,10 @@ class _Export:
         texts = corpus.read()
         calibration = folder / "calibration.txt"
         calibration.write_text("\n".join(text for text in texts[_CALIBRATION] if isinstance(text, str)), "utf-8")
-        recipe = Recipe(str(folder), folder, forms=tuple(FORMS), calibration=calibration)
+        recipe = Recipe(str(folder), folder, artifacts=tuple(ARTIFACTS), calibration=calibration)
         self._int8 = int8.Int8(recipe, checkpoint, Progress(io.StringIO(), lambda: None))
         tasks = (checkpoint.task, *checkpoint.also)
-        self._limits = {form: {task: recipe.limits_of(form, task) for task in tasks} for form in FORMS}
+        self._limits = {form: {task: recipe.limits_of(form, task) for task in tasks} for form in ARTIFACTS}
         model = task_model.load(checkpoint)
         task_model.write(model, self._raw)
         optimize.fuse(self._raw, self._fused, optimize.shape_of(checkpoint))
@@ -88,12 +88,12 @@ class _Export:
     def form(self, name: str) -> dict[str, Any]:
         """A form's figures, or why it cannot be made; INT8 and fp16 take the first variant within their limits."""
         ways: dict[str, Sequence[Any]] = {
-            "fp16": half.WAYS,
-            **dict.fromkeys(int8.FORMS, int8.ways(self._checkpoint)),
+            "fp16": half.NORMALIZATIONS,
+            **dict.fromkeys(int8.ARTIFACTS, int8.schemes(self._checkpoint)),
         }
         found: dict[str, Any] = {}
         for way in ways.get(name, ("",)):
-            path = self._folder / FORMS[name].file
+            path = self._folder / ARTIFACTS[name].file
             try:
                 self._make(name, way, path)
                 found = self._compared(name, path)
@@ -103,8 +103,8 @@ class _Export:
                 break
         return found
 
-    def _make(self, name: str, way: Any, path: Path) -> None:  # noqa: ANN401  of `int8.ways` or half.WAYS
-        if name in int8.FORMS:
+    def _make(self, name: str, way: Any, path: Path) -> None:  # noqa: ANN401  of `int8.schemes` or half.NORMALIZATIONS
+        if name in int8.ARTIFACTS:
             self._int8.make(name, path, way, self._fused, self._raw)
         elif name == "fp16":
             shares = self._checkpoint.family.shared_layers
@@ -113,7 +113,7 @@ class _Export:
             editor.copy(self._fused, path)
 
     def _compared(self, name: str, path: Path) -> dict[str, Any]:
-        target, size = FORMS[name].target, path.stat().st_size
+        target, size = ARTIFACTS[name].target, path.stat().st_size
         if target == "cuda":
             twin = self._folder / "twin.onnx"
             emulation.emulate(path, twin)
@@ -122,7 +122,7 @@ class _Export:
         limits, most = self._limits[name], self._checkpoint.max_length
         verdict = parity.verify(engine, self._judge, self.reference, limits, max_length=most, count=_uncounted)
         # A CPU twin's time says nothing about a GPU's.
-        if FORMS[name].target != "cuda":
+        if ARTIFACTS[name].target != "cuda":
             self.engines[name] = engine
         found = verdict.parity
         figures = {name: getattr(found, name) for name in ("max_abs_difference", "cosine_min", "agreement")}
