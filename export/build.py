@@ -299,7 +299,7 @@ class _Export:
     def _halve(
         self, path: Path, normalizations: half.Normalization, evaluation: ReferenceEvaluation, *, is_last: bool
     ) -> Artifact:
-        shares = self._checkpoint.family.shared_layers
+        shares = self._checkpoint.encoder.family.shared_layers
         with self._progress.stage(f"making {path.name}"):
             half.convert(self._fused, path, shared_layers=shares, normalizations=normalizations)
         # A CPU would round differently from a GPU.
@@ -509,7 +509,7 @@ class _Export:
             version=writer.version,
             task=checkpoint.task,
             pooling="+".join(sentence.pooling) if embeds else None,
-            dimensions=checkpoint.dimensions if checkpoint.dimensions != checkpoint.hidden_size else None,
+            dimensions=checkpoint.dimensions if checkpoint.dimensions != checkpoint.encoder.hidden_size else None,
             normalize=sentence.normalize if embeds else True,
             matryoshka=checkpoint.matryoshka,
             similarity=sentence.similarity if "similarity" in TASKS[checkpoint.task].facts else None,
@@ -522,15 +522,15 @@ class _Export:
             query_weights=checkpoint.query_weights is not None,
             multi_vector=checkpoint.multi_vector
             or token_heads.sides(checkpoint.token_heads, checkpoint.max_length, checkpoint.dimensions),
-            hidden_size=checkpoint.hidden_size,
-            vocab_size=checkpoint.size("vocab_size"),
+            hidden_size=checkpoint.encoder.hidden_size,
+            vocab_size=checkpoint.encoder.vocab_size,
             max_length=checkpoint.max_length,
             special_ids=checkpoint.vocabulary.special_ids,
             inputs=task_model.inputs(checkpoint),
             outputs=task_model.outputs(checkpoint),
             artifacts=artifacts,
             files=files,
-            source=Source(source.name, checkpoint.architecture, checkpoint.sha256(), source.revision()),
+            source=Source(source.name, checkpoint.encoder.architecture, checkpoint.sha256(), source.revision()),
             tools=_tools(),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             also=checkpoint.also,

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from bertserve.export.checkpoint.labels import Asked
     from bertserve.export.checkpoint.layouts.case import Case
     from bertserve.serving.models.manifest import Artifact
 
@@ -114,7 +113,7 @@ class Recipe:
     tensorrt_precisions: tuple[Precision, ...] = ("fp16",)
     cache_dir: Path | None = None
     max_length: int | None = None
-    task: Asked | None = None
+    task: str | None = None
     case: Case | None = None
     outputs: tuple[str, ...] | None = None
     change_task: bool = False

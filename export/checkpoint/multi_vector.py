@@ -245,7 +245,7 @@ class Ends:
     asked: int | None
 
 
-def resolved(where: str, sides: Sides, words: Vocabulary, ends: Ends, *, normalized: bool) -> MultiVector:
+def resolve(where: str, sides: Sides, words: Vocabulary, ends: Ends, *, normalized: bool) -> MultiVector:
     """The sides as a manifest states them.
 
     Args:

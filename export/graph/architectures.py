@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 def adapt(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Adapts a new model to the checkpoint's family, before it gets its weights."""
-    change = _CHANGES.get(checkpoint.family.model_type)
+    change = _CHANGES.get(checkpoint.encoder.family.model_type)
     if change is not None:
-        encoder = getattr(model, checkpoint.family.prefix.removesuffix("."), model)
+        encoder = getattr(model, checkpoint.encoder.family.prefix.removesuffix("."), model)
         change(encoder, checkpoint)
 
 
@@ -93,9 +93,9 @@ def _jina_bert(encoder: Any, checkpoint: Checkpoint) -> None:  # noqa: ANN401  o
     encoder.embeddings = _Unplaced(encoder.embeddings)
     for layer in encoder.encoder.layer:
         layer.intermediate = _Gated(layer.intermediate)
-        if checkpoint.family is jina_bert.QUERIES_NORMALISED:
+        if checkpoint.encoder.family is jina_bert.QUERIES_NORMALISED:
             _normalise(layer.attention)
-    falls = torch.tensor(slopes(checkpoint.heads)).reshape(1, -1, 1, 1)
+    falls = torch.tensor(slopes(checkpoint.encoder.size("heads"))).reshape(1, -1, 1, 1)
 
     def bias(
         _module: object, arguments: tuple[Any, ...], named: dict[str, Any]
@@ -145,12 +145,12 @@ def _picked(products: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def _bert(encoder: Any, checkpoint: Checkpoint) -> None:  # noqa: ANN401  of Transformers
-    if checkpoint.family is not bert.RELATIVE:
+    if checkpoint.encoder.family is not bert.RELATIVE:
         return
     encoder.embeddings = _Unplaced(encoder.embeddings)
-    keys = checkpoint.config["position_embedding_type"] == "relative_key_query"
+    keys = checkpoint.encoder.config["position_embedding_type"] == "relative_key_query"
     for layer in encoder.encoder.layer:
-        layer.attention.self = _Relative(layer.attention.self, checkpoint.size("positions"), keys=keys)
+        layer.attention.self = _Relative(layer.attention.self, checkpoint.encoder.size("positions"), keys=keys)
 
 
 # NomicBERT
@@ -179,10 +179,10 @@ class _ScaledByLength(nn.Module):
 
 
 def _nomic_bert(encoder: Any, checkpoint: Checkpoint) -> None:  # noqa: ANN401  of Transformers
-    factor = checkpoint.config.get("rotary_scaling_factor")
+    factor = checkpoint.encoder.config.get("rotary_scaling_factor")
     if factor is None:
         return
-    trained = checkpoint.config.get("max_trained_positions", 2048)
+    trained = checkpoint.encoder.config.get("max_trained_positions", 2048)
     encoder.rotary_emb = _ScaledByLength(encoder.rotary_emb.inv_freq, factor, trained)
 
     def place(

@@ -95,26 +95,26 @@ class Shape:
 
 
 def shape_of(checkpoint: Checkpoint) -> Shape:
-    family, task = checkpoint.family, TASKS[checkpoint.task]
+    family, task = checkpoint.encoder.family, TASKS[checkpoint.task]
     predicts_words = bool(checkpoint.candidates or checkpoint.active)
     return Shape(
-        layers=checkpoint.layers,
-        heads=checkpoint.heads,
-        hidden_size=checkpoint.hidden_size,
+        layers=checkpoint.encoder.layers,
+        heads=checkpoint.encoder.size("heads"),
+        hidden_size=checkpoint.encoder.hidden_size,
         layer=family.layer,
         products=family.products,
-        activation=None if family.gated else ACTIVATIONS[checkpoint.activation],
-        word_activation=None if family.gated else ACTIVATIONS[family.head_activation or checkpoint.activation],
+        activation=None if family.gated else ACTIVATIONS[checkpoint.encoder.activation],
+        word_activation=None if family.gated else ACTIVATIONS[family.head_activation or checkpoint.encoder.activation],
         other_activations=tuple(ACTIVATIONS.get(name) for name in checkpoint.other_activations),
-        convolves=checkpoint.convolves,
+        convolves=checkpoint.encoder.convolves,
         # Without positions and token types there is no sum for a fused normalization.
-        embedding=family.embedding if checkpoint.known_segments or family.offset_positions else {},
-        projected=family.projection == "always" or checkpoint.embedding_size != checkpoint.hidden_size,
+        embedding=family.embedding if checkpoint.encoder.known_segments or family.offset_positions else {},
+        projected=family.projection == "always" or checkpoint.encoder.embedding_size != checkpoint.encoder.hidden_size,
         head_products=0 if task.headless or predicts_words else family.head_products,
         predicts_words=predicts_words,
-        word_blocks=blocks(checkpoint.size("vocab_size")) if checkpoint.active else 1,
+        word_blocks=blocks(checkpoint.encoder.vocab_size) if checkpoint.active else 1,
         shared_layers=family.shared_layers,
-        stored_layers=checkpoint.stored_layers,
+        stored_layers=checkpoint.encoder.stored_layers,
     )
 
 

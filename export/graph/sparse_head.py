@@ -42,7 +42,7 @@ class SparseHead(nn.Module):
         self.active = checkpoint.active
         self._logarithms = settings.logarithms
         self._is_sum = settings.pooling == "sum"
-        self._words = checkpoint.family.word_logits
+        self._words = checkpoint.encoder.family.word_logits
         weight, bias = _taken(model, checkpoint)
         # A bias does not change which token has the largest logit, so it can wait for the maximum.
         self.blocks = nn.ModuleList(
@@ -81,10 +81,10 @@ class SparseHead(nn.Module):
 def _taken(model: Any, checkpoint: Checkpoint) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401  of Transformers
     """The matrix and the bias of the vocabulary head's last product, in whose place nothing is left."""
     decoder: Any = model.get_output_embeddings()
-    if not isinstance(decoder, nn.Linear) or decoder.out_features != checkpoint.size("vocab_size"):
+    if not isinstance(decoder, nn.Linear) or decoder.out_features != checkpoint.encoder.vocab_size:
         raise ExportError(
-            f"checkpoint {checkpoint.source.path}: this form of {checkpoint.family.stem}'s vocabulary head cannot be "
-            "exported for the task embed_sparse"
+            f"checkpoint {checkpoint.source.path}: this form of {checkpoint.encoder.family.stem}'s vocabulary head "
+            "cannot be exported for the task embed_sparse"
         )
     for module in model.modules():
         for name, child in module.named_children():
@@ -110,7 +110,7 @@ def query_weights(checkpoint: Checkpoint) -> NDArray[np.float32] | None:
     Raises:
         ExportError: They are not there, or of another size.
     """
-    folder, size = checkpoint.query_weights, checkpoint.size("vocab_size")
+    folder, size = checkpoint.query_weights, checkpoint.encoder.vocab_size
     if folder is None:
         return None
     if not folder.has(IDF):

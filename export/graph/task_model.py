@@ -50,9 +50,9 @@ class TaskModel(torch.nn.Module):
         self.model = model
         self.inputs = inputs(checkpoint)
         self.outputs = outputs(checkpoint)
-        self.folded = checkpoint.family.folded
-        self.shared_layers = checkpoint.family.shared_layers
-        self.family = checkpoint.family
+        self.folded = checkpoint.encoder.family.folded
+        self.shared_layers = checkpoint.encoder.family.shared_layers
+        self.family = checkpoint.encoder.family
         self.candidates = checkpoint.candidates
         self._forward = EXPORTS[checkpoint.task].forward
         self._first_segment = checkpoint.first_segment
@@ -112,7 +112,7 @@ def spec_of(checkpoint: Checkpoint, path: Path) -> ModelSpec:
         data_sha256="" if data is None else data.sha256,
         # One wide lane takes padding and batches.
         batch_invariant=True,
-        vocab_size=checkpoint.size("vocab_size"),
+        vocab_size=checkpoint.encoder.vocab_size,
         max_length=checkpoint.max_length,
         special_ids=checkpoint.vocabulary.special_ids,
         unattended=checkpoint.multi_vector is not None and checkpoint.multi_vector.unattended,
@@ -127,15 +127,15 @@ def load(checkpoint: Checkpoint) -> TaskModel:
     Raises:
         ExportError: The weights do not fit this model.
     """
-    name = checkpoint.family.class_name(checkpoint.task)
+    name = checkpoint.encoder.family.class_name(checkpoint.task)
     with quiet(), torch.device("meta"):  # a size of config.json takes no memory before the weights have it
         expected = _build(getattr(transformers, name), checkpoint).state_dict()
     weights = tensors.read(
-        checkpoint.weights,
+        checkpoint.encoder.weights,
         expected,
-        checkpoint.family,
+        checkpoint.encoder.family,
         name,
-        tied=bool(checkpoint.config.get("tie_word_embeddings", True)),
+        tied=bool(checkpoint.encoder.config.get("tie_word_embeddings", True)),
         body_only=TASKS[checkpoint.task].headless,
     )
     with quiet(), torch.random.fork_rng(devices=[]):
@@ -149,7 +149,7 @@ def untrained(checkpoint: Checkpoint) -> TaskModel:
     """The same with random weights for timing, reproducible and without reading the checkpoint's files."""
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = _build(getattr(transformers, checkpoint.family.class_name(checkpoint.task)), checkpoint)
+        model = _build(getattr(transformers, checkpoint.encoder.family.class_name(checkpoint.task)), checkpoint)
         for name, tensor in model.named_parameters():
             # Biases start as 0, and a graph could drop zero biases.
             if tensor.ndim == 1:
@@ -158,11 +158,11 @@ def untrained(checkpoint: Checkpoint) -> TaskModel:
 
 
 def _build(kind: Any, checkpoint: Checkpoint) -> torch.nn.Module:  # noqa: ANN401  a class of Transformers
-    family, config = checkpoint.family, checkpoint.config
+    family, config = checkpoint.encoder.family, checkpoint.encoder.config
     handed = (*family.sizes.values(), *family.settings, *family.names)
     # Null is a value: to Transformers it is not the default of a missing setting.
     settings = {family.names.get(key, key): config[key] for key in handed if key in config}
-    settings[family.names.get(family.activation, family.activation)] = checkpoint.activation
+    settings[family.names.get(family.activation, family.activation)] = checkpoint.encoder.activation
     settings |= family.derived(config)
     task = TASKS[checkpoint.task]
     if task.facts & {"labels", "activation"}:

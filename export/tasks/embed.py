@@ -101,7 +101,7 @@ class _Library(Encoder):
             # Without modules.json Sentence Transformers pools by the mean, FlagEmbedding by the first token.
             from sentence_transformers.sentence_transformer.modules import Normalize, Pooling  # noqa: PLC0415  slow
 
-            self._model[1] = Pooling(checkpoint.hidden_size, "cls")
+            self._model[1] = Pooling(checkpoint.encoder.hidden_size, "cls")
             self._model.append(Normalize())
 
     def forms(self) -> list[Form]:
@@ -123,7 +123,7 @@ class _Library(Encoder):
 
     def _weights(self, text: Text, row: NDArray[np.float32]) -> NDArray[np.float32]:
         """The largest weight of each token, for all of the vocabulary."""
-        weights = np.zeros(self._checkpoint.size("vocab_size"), np.float32)
+        weights = np.zeros(self._checkpoint.encoder.vocab_size, np.float32)
         named = self.tokenizer.special_tokens_map
         roles = [role for role in ("cls_token", "eos_token", "pad_token", "unk_token") if role in named]
         ((ids, _),) = self.encode(text)

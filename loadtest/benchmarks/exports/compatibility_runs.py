@@ -52,8 +52,8 @@ def measure(model_type: str, task: str, sizes: Sizes, rounds: int) -> dict[str, 
     with TemporaryDirectory() as name, quiet():
         source = random_checkpoints.write(Path(name) / "checkpoint", model_type, task, sizes)
         checkpoint = open_checkpoint(find(str(source)), LENGTHS[-1], lambda _: None, task)
-        if checkpoint.family is not FAMILIES[model_type]:
-            raise ExportError(f"Transformers writes a checkpoint of {checkpoint.family.model_type} in its place")
+        if (family := checkpoint.encoder.family) is not FAMILIES[model_type]:
+            raise ExportError(f"Transformers writes a checkpoint of {family.model_type} in its place")
         export = _Export(checkpoint, Path(name))
         found: dict[str, Any] = {"forms": {form: export.form(form) for form in ARTIFACTS}}
         if rounds:
@@ -107,7 +107,7 @@ class _Export:
         if name in int8.ARTIFACTS:
             self._int8.make(name, path, way, self._fused, self._raw)
         elif name == "fp16":
-            shares = self._checkpoint.family.shared_layers
+            shares = self._checkpoint.encoder.family.shared_layers
             half.convert(self._fused, path, shared_layers=shares, normalizations=way)
         else:
             editor.copy(self._fused, path)
