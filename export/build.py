@@ -95,7 +95,6 @@ class _EngineGraph:
 
     Attributes:
         result: The comparison with PyTorch; None if there was none.
-        scheme: How it was quantized.
     """
 
     path: Path
@@ -459,13 +458,6 @@ class _Export:
         self, title: str, runnable: Path, name: str, target: Target, evaluation: ReferenceEvaluation
     ) -> tuple[Engine, Result]:
         """Compares an artifact, or its stand-in, with PyTorch.
-
-        Args:
-            title: The artifact's name in messages.
-            runnable: The graph that runs.
-            name: The artifact's name in limits.
-            target: The library that runs it here.
-            evaluation: PyTorch's answers.
 
         Raises:
             BrokenLimitError: It breaks a limit that the recipe does not waive.

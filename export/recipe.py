@@ -87,8 +87,6 @@ class Recipe:
         out: The model repository to write to.
         name: The model's name there; None takes it from the source.
         artifacts: ONNX artifacts to make, in the order of `ARTIFACTS`.
-        tensorrt: Targets of TensorRT engines.
-        tensorrt_precisions: fp16, int8.
         cache_dir: The cache of the node for native engines; None for none.
         max_length: Maximum tokens of an input; None takes it from the checkpoint.
         task: The task; None takes it from the checkpoint.

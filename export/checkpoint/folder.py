@@ -31,7 +31,6 @@ class Imported:
 
     Attributes:
         stated: The content of JSON files by name.
-        files: The files that hold the weights.
         tensors: Opens them, under the names of Transformers.
     """
 

@@ -33,8 +33,6 @@ class Labels:
 
     Attributes:
         names: By index; names may repeat.
-        multi_label: Whether each label is decided independently.
-        regression: Whether outputs are values.
     """
 
     names: tuple[str, ...]

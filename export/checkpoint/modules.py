@@ -41,7 +41,6 @@ class Dense:
         outputs: Size of output vectors.
         activation: One of `ACTIVATIONS`.
         residual: Whether the input is added; if the sizes differ, through a matrix of its own.
-        weights: Its files.
         inline: Whether they are the encoder's files, which hold other tensors too.
     """
 

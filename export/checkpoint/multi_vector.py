@@ -66,7 +66,6 @@ class Filling:
         length: Tokens of a filled query.
         is_fixed: Whether longer queries are truncated to that length.
         token: Name of the token; None for the mask token.
-        attended: Whether attention sees the added tokens.
     """
 
     length: int
@@ -181,13 +180,6 @@ def of_modules(
 ) -> tuple[Sides, tuple[Module, ...]]:
     """The sides and the modules after the encoder.
 
-    Args:
-        folder: The checkpoint.
-        layout: Its layout.
-        listed: Class and path of each module after the Transformer.
-        transformer: Those of `SIDES_READ` that the Transformer module sets.
-        markers: From `prompts_of`.
-
     Raises:
         ExportError: A module or setting cannot be exported.
     """
@@ -247,13 +239,6 @@ class Ends:
 
 def resolve(where: str, sides: Sides, words: Vocabulary, ends: Ends, *, normalized: bool) -> MultiVector:
     """The sides as a manifest states them.
-
-    Args:
-        where: The checkpoint's name, to begin a sentence with.
-        sides: The sides.
-        words: The tokenizer.
-        ends: Other limits.
-        normalized: Whether vectors have length 1.
 
     Raises:
         ExportError: A token is unknown, or a length is out of range.

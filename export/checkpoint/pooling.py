@@ -129,7 +129,6 @@ class SentenceConfig:
         modules: Modules after pooling.
         normalize: Whether the last step is L2 normalization.
         truncate_dim: Number of first components that remain after all that; None for all.
-        similarity: The intended similarity; None if unspecified.
         pools: Whether the files define pooling; a checkpoint of another task has no such files.
         is_cross_encoder: Whether the files define a cross-encoder.
         sparse: How a sparse encoder computes weights of words; None for other checkpoints.
@@ -138,8 +137,6 @@ class SentenceConfig:
         max_length: The checkpoint's own limit in tokens; None if unspecified.
         lowercase: Whether texts are lower-cased before the tokenizer.
         tokenizer_options: Arguments for its tokenizer, beside the length.
-        prompts: Prompts by name.
-        default_prompt: The name of the default prompt; None for none.
         notices: Assumptions, for the user.
     """
 

@@ -55,7 +55,6 @@ class Checkpoint:
     """A checkpoint that can be exported.
 
     Attributes:
-        sentence: How it computes sentence embeddings.
         labels: For the tasks classify and tag.
         max_length: Maximum tokens of an input, including special tokens.
         matryoshka: Vector sizes that requests may truncate to; any size if empty.

@@ -68,7 +68,6 @@ class Modules:
     """The modules of a sparse encoder.
 
     Attributes:
-        encoder: The folder of the encoder.
         says_task: Whether its settings must name the task, as those of the class `MLMTransformer` need not.
     """
 
@@ -95,11 +94,6 @@ def are_sparse(kinds: Sequence[str]) -> bool:
 
 def read(folder: Folder, listed: Sequence[tuple[str, str]], settings: Mapping[str, Any]) -> Modules:
     """Reads the modules of a sparse encoder.
-
-    Args:
-        folder: The checkpoint.
-        listed: The class and path of each module.
-        settings: The content of config_sentence_transformers.json.
 
     Raises:
         ExportError: It computes something else than the weights of words.

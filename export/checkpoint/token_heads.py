@@ -36,7 +36,6 @@ class TokenHead:
         output: A key of `FILES`.
         columns: Numbers for each token.
         content: Its `weight` and `bias`, as the bytes of a safetensors file.
-        weights: Its file.
     """
 
     output: str

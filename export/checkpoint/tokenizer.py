@@ -59,11 +59,6 @@ _ELSEWHERE = frozenset(
 def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:  # noqa: ANN401  of Transformers
     """The tokenizer that Transformers, or Sentence Transformers, creates from a folder.
 
-    Args:
-        folder: The checkpoint.
-        options: Arguments for Transformers from a file of Sentence Transformers.
-        lowercase: Whether Sentence Transformers lower-cases texts first.
-
     Raises:
         ExportError: It is missing, damaged, or cannot be expressed by `tokenizers`.
     """

@@ -38,11 +38,7 @@ class Shape:
     """The structure of a graph, for fusions and checks.
 
     Attributes:
-        layers: Transformer layers.
-        heads: Attention heads of a layer.
-        hidden_size: Size of a token's vector.
         layer: Fused operators of a layer, beside its activation.
-        products: Matrix products of a layer.
         activation: The operator of a layer's fused activation; None if it is not fused.
         word_activation: That of the vocabulary head.
         other_activations: The same for activations without a bias: only `FastGelu` accepts that.
@@ -52,7 +48,6 @@ class Shape:
         head_products: Matrix products of a head, beside its last one.
         predicts_words: Whether the graph ends in a vocabulary head.
         word_blocks: Blocks of that head's last matrix.
-        shared_layers: Whether layers share their weights.
         stored_layers: Layers with weights of their own; 0 stands for all.
     """
 
@@ -120,11 +115,6 @@ def shape_of(checkpoint: Checkpoint) -> Shape:
 
 def fuse(raw: Path, fused: Path, shape: Shape) -> None:
     """Fuses a graph with ONNX Runtime's optimizer, offline transformations only.
-
-    Args:
-        raw: The graph as exported.
-        fused: Where to write.
-        shape: The structure of the graph.
 
     Raises:
         ExportError: The graph did not fuse completely.

@@ -24,9 +24,6 @@ class SparseHead(nn.Module):
 
     It takes the last product out of a model's vocabulary head, and computes it in blocks of words. Each block is pooled
     over the tokens at once. Texts are padded at their end, and each has a token.
-
-    Attributes:
-        active: Number of weights for each text.
     """
 
     def __init__(self, model: Any, checkpoint: Checkpoint) -> None:  # noqa: ANN401  of Transformers

@@ -187,12 +187,6 @@ def answers(
 
     One text per thread, with PyTorch itself on one thread: its own threads wait for one another at every operator,
     which took thirty times as long on a busy machine.
-
-    Args:
-        model: The model.
-        texts: At least one.
-        threads: Texts to run at once.
-        count: Called with the number of finished texts and of all.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -215,16 +209,6 @@ def limit_active(
 
     Without a limit of the checkpoint's own, a text may have twice as many as any of the longest texts, and a query
     whose weights are looked up one for each of its tokens.
-
-    Args:
-        model: The model, which is changed.
-        checkpoint: Its checkpoint.
-        texts: Texts to count weights on.
-        most: The most that an engine can return; None for no limit.
-        threads: Cores to use.
-
-    Returns:
-        The checkpoint with that limit.
     """
     active = checkpoint.active
     if checkpoint.sentence.sparse is not None and checkpoint.sentence.sparse.max_active_dims is None:

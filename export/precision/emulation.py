@@ -29,10 +29,6 @@ def emulate(source: Path, target: Path) -> None:
     In a quantized graph (see `qdq`) activations pass through the same 8-bit values. They and the dequantized matrices
     are multiplied in FP32, which holds each product of two such values exactly. The matrices are written out, so that
     ONNX Runtime does not fuse them into 8-bit products, whose intermediate results saturate on CPUs without VNNI.
-
-    Args:
-        source: The fp16 graph, or the quantized one.
-        target: Where to write.
     """
     editor = GraphEditor(source, target)
     graph = editor.graph

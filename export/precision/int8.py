@@ -79,13 +79,6 @@ class Int8:
     def make(self, name: str, path: Path, scheme: Scheme, fused: Path, raw: Path) -> None:
         """Writes an artifact.
 
-        Args:
-            name: One of `ARTIFACTS`.
-            path: Where to write.
-            scheme: One of `schemes`.
-            fused: The graph after the fusions.
-            raw: The graph before the fusions.
-
         Raises:
             ExportError: Some matrix was not quantized.
         """
@@ -101,13 +94,6 @@ class Int8:
         self, path: Path, scheme: Scheme, raw: Path, halved: Path, exponents: Mapping[str, int]
     ) -> None:
         """Writes the quantized graph for TensorRT.
-
-        Args:
-            path: Where to write.
-            scheme: One with static ranges.
-            raw: The graph before the fusions.
-            halved: The fp16 graph made by `half`.
-            exponents: The exponents from `half`.
 
         Raises:
             ExportError: Some matrix was not quantized.
@@ -132,14 +118,7 @@ class Int8:
 def cuts_of(
     path: Path, spec: ModelSpec, texts: Sequence[EncodedText], count: Callable[[int, int], None]
 ) -> dict[str, Cut]:
-    """The quantization parameters of a graph's products, by name.
-
-    Args:
-        path: A fp32 graph.
-        spec: Its inputs.
-        texts: Calibration text.
-        count: Called with the number of finished texts and of all.
-    """
+    """The quantization parameters of a graph's products, by name."""
     editor = GraphEditor(path, path)
     products = find(editor.graph)
     seen = activations.observe(path, products, texts, spec, available_cpus(), count)

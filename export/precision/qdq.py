@@ -45,14 +45,6 @@ def quantize(
 ) -> None:
     """Quantizes an fp16 graph.
 
-    Args:
-        halved: The fp16 form of the graph before ONNX Runtime's fusions.
-        quantized: Where to write.
-        shape: The structure of the graph.
-        exponents: The powers of two by which its tensors are divided, from `half.convert`.
-        products: The products of the original graph.
-        cuts: The quantization parameters by name.
-
     Raises:
         ExportError: The graph holds fewer matrices than its layers must have.
     """

@@ -82,12 +82,7 @@ def of_constant(array: Array) -> Range:
 
 
 def of_graph(graph: GraphProto, constants: Mapping[str, Array]) -> dict[str, Range]:
-    """The ranges of a graph's float tensors; a tensor that is not listed has no known bound.
-
-    Args:
-        graph: In topological order.
-        constants: Its float weights and constants.
-    """
+    """The ranges of a graph's float tensors; a tensor that is not listed has no known bound."""
     bounds: dict[str, Range] = {}
     producers = {name: node for node in graph.node for name in node.output}
     for node in graph.node:

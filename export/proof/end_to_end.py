@@ -80,12 +80,6 @@ class EndToEndProof:
     def __init__(self, library: Library, folder: Path, manifest: Manifest, probes: Sequence[Text]) -> None:
         """Compares the tokens of all texts, and computes the library's answers to some.
 
-        Args:
-            library: The library with the checkpoint's folder.
-            folder: The folder of the bundle's tokenizer.
-            manifest: The bundle's manifest, in which artifacts and files may still be missing.
-            probes: The texts.
-
         Raises:
             ExportError: A text has other tokens in the bundle, or the library fails on one.
         """

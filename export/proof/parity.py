@@ -45,8 +45,6 @@ class Reference:
     """PyTorch's answers.
 
     Attributes:
-        texts: The texts.
-        encoded: The same as token ids.
         rows: The raw answers, each text alone, in the form of `decisions`.
     """
 
@@ -89,7 +87,6 @@ class Verdict:
     """The result of a comparison.
 
     Attributes:
-        comparison: Text by text.
         parity: Each text alone, against PyTorch alone.
         sample: The same for the texts of the sample.
         invariance: Each text alone, against itself padded in a mixed batch; long texts truncated, some whole.

@@ -33,10 +33,6 @@ class NotLoadedError(Exception):
 def load(checkpoint: Checkpoint, *, cut: bool) -> Library:
     """Loads a checkpoint's folder with its reference library, offline.
 
-    Args:
-        checkpoint: The checkpoint.
-        cut: Whether the user set the maximum length.
-
     Raises:
         NotLoadedError: The library needs code of the checkpoint, or has no such model.
         ExportError: The library rejects the folder, or a pickle in it holds other content than weights.

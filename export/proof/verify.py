@@ -61,7 +61,6 @@ class Outcome:
 
     Attributes:
         artifact: With the figures of this machine; as in the manifest if it was not run.
-        state: The result.
         sentence: For a person, after the file's name.
     """
 
@@ -78,13 +77,6 @@ def verify(
     artifacts: Sequence[Artifact] | None = None,
 ) -> list[Outcome]:
     """Compares every artifact that this machine can run with PyTorch's answers in the bundle.
-
-    Args:
-        bundle: An opened bundle, whose digests, files and operators were checked.
-        references: Files of labeled text that the export had too, to repeat the task's metric.
-        threads: Cores to use.
-        progress: Told of every stage.
-        artifacts: The artifacts to check; None for all.
 
     Raises:
         ExportError: The bundle lacks what is compared with, or a reference does not fit.
@@ -109,9 +101,6 @@ def repeat_sample(bundle: Bundle, artifacts: Sequence[Artifact], threads: int, p
 
 def keep(cache: Path, bundle: Bundle, outcomes: Sequence[Outcome]) -> Path:
     """Puts proofs into the node's cache, and removes artifacts that turned out to be wrong.
-
-    Returns:
-        The cache directory that holds it now.
 
     Raises:
         CacheError: It cannot be stored there.

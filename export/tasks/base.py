@@ -28,7 +28,6 @@ class TaskExport:
         forward: Computes the graph's outputs in PyTorch, from a `TaskModel`, the arguments of its model, and the
             graph's inputs by name.
         limits: Limits of the artifacts of each precision.
-        comparator: Reads raw answers.
         beside: Reads them from the graph of another task; None if `comparator` does.
         reader: Reads labeled text for the task's own metric.
         library: The reference library, which loads a checkpoint's folder.

@@ -23,11 +23,6 @@ def tokenizer_settings(folder: Folder, asked: Case | None, known: Case | None = 
     The option, the training's settings or the vocabulary decide: a cased vocabulary has an entry for each letter A to
     Z, and an uncased one has no entry with a capital.
 
-    Args:
-        folder: The checkpoint.
-        asked: The option of the command line.
-        known: The training's settings.
-
     Raises:
         ExportError: Nothing decides, or two sources disagree.
     """

@@ -29,7 +29,6 @@ class Form:
     """A form of request.
 
     Attributes:
-        options: The options of the request.
         title: What it requests, as the end of a sentence; empty for the usual form.
         prompt: The name of a prompt; None for the default one, if any.
         most: Maximum number of texts that are asked in this form; None for all.

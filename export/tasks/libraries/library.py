@@ -23,9 +23,6 @@ class Library(ABC):
     """A library that has loaded a checkpoint's folder.
 
     Attributes:
-        title: Its name in messages.
-        name: The same with its version.
-        tokenizer: The tokenizer that it loaded.
         missing: Whether it found no weights for a part of the model, and filled that part with random numbers.
     """
 
