@@ -10,7 +10,6 @@ from bertserve.export.checkpoint import other_kinds
 from bertserve.export.checkpoint.families import FAMILIES, family_of
 from bertserve.export.checkpoint.families.family import ACTIVATIONS, ALIASES, require
 from bertserve.export.checkpoint.weights import find
-from bertserve.export.errors import ExportError
 from bertserve.export.progress import quiet
 
 if TYPE_CHECKING:
@@ -98,35 +97,33 @@ def open_encoder(folder: Folder) -> Encoder:
     Raises:
         ExportError: It cannot be exported.
     """
-    where = f"checkpoint {folder.path}"
     config = folder.object("config.json")
     if not config:
-        raise ExportError(f"{where}: config.json is missing{other_kinds.instead_of_config(folder)}")
+        raise folder.error(f"config.json is missing{other_kinds.instead_of_config(folder)}")
     other_kinds.refuse_config(folder, config)
     family = family_of(config)
     if family is None:
-        raise ExportError(
-            f"{where}: model_type {config.get('model_type')!r} cannot be exported{other_kinds.kind_of(config)}; "
+        raise folder.error(
+            f"model_type {config.get('model_type')!r} cannot be exported{other_kinds.kind_of(config)}; "
             f"supported: {', '.join(FAMILIES)}"
         )
     encoder = _with_weights(folder, config, family)
     activation = config.get(family.activation, family.usual_activation)
     activations = [*(family.activations or (*ACTIVATIONS, *ALIASES))]
     if activation not in activations:
-        raise ExportError(
-            f"{where}: {family.activation} {activation!r} in config.json cannot be exported; "
-            f"supported: {', '.join(activations)}"
+        raise folder.error(
+            f"{family.activation} {activation!r} in config.json cannot be exported; supported: {', '.join(activations)}"
         )
     if encoder.hidden_size % encoder.size("heads"):
-        raise ExportError(
-            f"{where}: {family.sizes['hidden_size']} in config.json must be a multiple of {family.sizes['heads']}"
+        raise folder.error(
+            f"{family.sizes['hidden_size']} in config.json must be a multiple of {family.sizes['heads']}"
         )
     try:
         for key, only in family.fixed.items():
             require(config, key, only)
         family.derived(config)
     except ValueError as error:
-        raise ExportError(f"{where}: {error}") from error
+        raise folder.error(f"{error}") from error
     if not family.own_prefix:
         _check_accepted(encoder)
     return encoder
@@ -141,17 +138,15 @@ def _with_weights(folder: Folder, config: dict[str, Any], family: Family) -> Enc
     for key in [*family.sizes.values(), *sorted(optional)]:
         value = config.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ExportError(
-                f"checkpoint {folder.path}: {key} in config.json must be a positive integer, not {value!r}"
-            )
+            raise folder.error(f"{key} in config.json must be a positive integer, not {value!r}")
     weights = find(folder)
     held = sum(path.stat().st_size for path in weights.files)
     most = {key: _MOST.get(name, held) for name, key in family.sizes.items()} | dict.fromkeys(_OPTIONAL_SIZES, held)
     for key, largest in most.items():
         if (value := config.get(key) or 0) > largest:
             weights.check_whole()
-            raise ExportError(
-                f"checkpoint {folder.path}: {key} {value} in config.json is more than {largest}, "
+            raise folder.error(
+                f"{key} {value} in config.json is more than {largest}, "
                 f"{'which weights of so many bytes can have' if largest == held else 'the most that can be exported'}"
             )
     return Encoder(folder, config, family, weights)

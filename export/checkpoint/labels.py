@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from bertserve.export.errors import ExportError
-
 if TYPE_CHECKING:
     from bertserve.export.checkpoint.encoder import Encoder
     from bertserve.export.checkpoint.folder import Folder
@@ -61,8 +59,8 @@ def task_of_head(encoder: Encoder, *, is_cross_encoder: bool) -> str:
         return REGRESSION
     if count > 1 or problem == "multi_label_classification":
         return "classify"
-    raise ExportError(
-        f"checkpoint {encoder.folder.path}: the head has one output, and config.json does not define its meaning; set "
+    raise encoder.folder.error(
+        "the head has one output, and config.json does not define its meaning; set "
         "--task rerank (relevance of a text to a query), --task classify (probability of one label) or --task "
         "regression (raw value)"
     )
@@ -90,9 +88,8 @@ def read_activation(folder: Folder, encoder: Encoder) -> Activation:
     if named is None:
         return "sigmoid"
     if str(named) not in _RELEVANCES:
-        raise ExportError(
-            f"checkpoint {folder.path}: cross-encoder activation {named!r} ({place}) cannot be exported; "
-            "supported: torch.nn Sigmoid and Identity"
+        raise folder.error(
+            f"cross-encoder activation {named!r} ({place}) cannot be exported; supported: torch.nn Sigmoid and Identity"
         )
     return _RELEVANCES[str(named)]
 
@@ -103,15 +100,14 @@ def read_labels(encoder: Encoder, task: str) -> Labels:
     Raises:
         ExportError: They are not numbered 0, 1, 2 ..., one has no name, or the head has no labels.
     """
-    config, where = encoder.config, f"checkpoint {encoder.folder.path}"
+    config = encoder.config
     named = config.get("id2label") or {str(index): f"LABEL_{index}" for index in range(config.get("num_labels", 2))}
     indices = [str(index) for index in range(len(named) if isinstance(named, dict) else 0)]
     if not indices or set(named) != set(indices):
-        raise ExportError(f"{where}: id2label in config.json must number its labels 0, 1, 2 ...")
+        raise encoder.folder.error("id2label in config.json must number its labels 0, 1, 2 ...")
     if nameless := [index for index in indices if not isinstance(named[index], str | int | float)]:
-        raise ExportError(
-            f"{where}: id2label in config.json must give each label a name; label {nameless[0]} "
-            f"has {named[nameless[0]]!r}"
+        raise encoder.folder.error(
+            f"id2label in config.json must give each label a name; label {nameless[0]} has {named[nameless[0]]!r}"
         )
     # Numbers become digits, because labels in answers are texts.
     names = tuple(str(named[index]) for index in indices)
@@ -119,9 +115,8 @@ def read_labels(encoder: Encoder, task: str) -> Labels:
         return Labels(names, multi_label=False)
     problem = config.get("problem_type") or "single_label_classification"
     if str(problem) not in _PROBLEMS:
-        raise ExportError(
-            f"{where}: problem_type {problem!r} with {len(names)} outputs cannot be exported; "
-            f"supported: {', '.join(_PROBLEMS)}"
+        raise encoder.folder.error(
+            f"problem_type {problem!r} with {len(names)} outputs cannot be exported; supported: {', '.join(_PROBLEMS)}"
         )
     if REGRESSION in {problem, task}:
         return Labels(names, multi_label=False, regression=True)

@@ -22,7 +22,6 @@ from bertserve.export.checkpoint.folder import Folder
 from bertserve.export.checkpoint.labels import REGRESSION, Labels, read_activation, read_labels, task_of_head
 from bertserve.export.checkpoint.modules import Dense, Normalize
 from bertserve.export.checkpoint.token_heads import TokenHead  # noqa: TC001  a field's type
-from bertserve.export.errors import ExportError
 from bertserve.export.texts import corpus
 from bertserve.serving.tasks import TASKS
 
@@ -107,7 +106,7 @@ class Checkpoint:
     @property
     def positions(self) -> int:
         """Maximum tokens of an input by its positions."""
-        return _positions(self.encoder, self.facts, self.vocabulary, self.sentence.max_length)
+        return _positions(self.encoder, self.facts, self.vocabulary, self.sentence.transformer.max_length)
 
     @property
     def first_segment(self) -> bool:
@@ -170,11 +169,6 @@ class _Model:
     sentence: pooling.SentenceConfig
     encoder: Encoder
 
-    @property
-    def where(self) -> str:
-        """Its name, to begin a sentence with."""
-        return f"checkpoint {self.folder.path}"
-
 
 @dataclass(slots=True, frozen=True)
 class _Task:
@@ -216,7 +210,7 @@ def open_checkpoint(
     task = _read_task(model, asked or _task_by_name(source, model, notice) or _task_of(model), notice)
     words, heads = _read_tokens(model, task, outputs, notice)
     length, sides = _find_lengths(model, task, words, max_length)
-    probes.check(model.where, words, model.encoder.vocab_size, length)
+    probes.check(f"checkpoint {source.path}", words, model.encoder.vocab_size, length)
     _check_queries(model, task, words, length)
     is_reranker = "activation" in task.facts
     return Checkpoint(
@@ -261,8 +255,8 @@ def _task_of(model: _Model) -> str:
         return _MULTI_VECTOR
     task = encoder.family.task_of(encoder.architecture)
     if task is None:
-        raise ExportError(
-            f"checkpoint {encoder.folder.path}: unknown head of class {encoder.architecture} in config.json; set "
+        raise encoder.folder.error(
+            f"unknown head of class {encoder.architecture} in config.json; set "
             "--task embed for the embeddings of its encoder, or the task of its head"
         )
     if task != "classify":
@@ -274,13 +268,12 @@ def _read_task(model: _Model, asked: str, notice: Callable[[str], None]) -> _Tas
     """Reads what a task needs of the settings; `asked` may be a regression, whose task is classify."""
     sentence, encoder = model.sentence, model.encoder
     if sentence.sides is not None and asked != _MULTI_VECTOR:
-        raise ExportError(
-            f"{model.where}: this is a multi-vector model (ColBERT), whose task is {_MULTI_VECTOR}; remove "
-            f"--task {asked}"
+        raise model.folder.error(
+            f"this is a multi-vector model (ColBERT), whose task is {_MULTI_VECTOR}; remove --task {asked}"
         )
     task = "classify" if asked == REGRESSION else asked
     if task in encoder.family.tasks_without:
-        raise ExportError(f"{model.where}: Transformers has no {encoder.family.stem} with a head for the task {task}")
+        raise model.folder.error(f"Transformers has no {encoder.family.stem} with a head for the task {task}")
     facts, active, labels = TASKS[task].facts, 0, _NO_LABELS
     matryoshka: tuple[int, ...] = ()
     if "matryoshka" in facts:
@@ -302,8 +295,8 @@ def _sparse(model: _Model) -> sparse.Sparse:
     if sentence.sparse is None and (sentence.pools or sentence.is_cross_encoder):
         file = token_heads.FILES["sparse"]
         remedy = f"; remove --task to export {file} as the output sparse" if model.folder.has(file) else ""
-        raise ExportError(
-            f"{model.where}: the modules in modules.json compute no weights of words; the task embed_sparse "
+        raise model.folder.error(
+            f"the modules in modules.json compute no weights of words; the task embed_sparse "
             f"needs SpladePooling, or a model of masked words without modules.json{remedy}"
         )
     return sentence.sparse or sparse.Sparse()
@@ -326,8 +319,8 @@ def _matryoshka(encoder: Encoder, sentence: pooling.SentenceConfig) -> tuple[int
     sizes, dimensions = encoder.config.get("matryoshka_dimensions") or [], sentence.dimensions(encoder.hidden_size)
     whole = isinstance(sizes, list) and all(isinstance(size, int) and size > 0 for size in sizes)
     if not whole or (sentence.truncate_dim is None and max(sizes, default=0) > dimensions):
-        raise ExportError(
-            f"checkpoint {encoder.folder.path}: matryoshka_dimensions in config.json must be a list of sizes from 1 "
+        raise encoder.folder.error(
+            f"matryoshka_dimensions in config.json must be a list of sizes from 1 "
             f"to {dimensions}, the vector size, not {sizes!r}"
         )
     return tuple(sorted({size for size in sizes if size <= dimensions}))
@@ -344,8 +337,8 @@ def _read_tokens(
     words = vocabulary.read(
         encoder.folder,
         encoder.vocab_size,
-        sentence.tokenizer_options,
-        lowercase=sentence.lowercase,
+        sentence.transformer.tokenizer_options,
+        lowercase=sentence.transformer.lowercase,
         markers=sentence.markers,
     )
     _check_special(model, task, words)
@@ -357,7 +350,7 @@ def _read_tokens(
             words = replace(words, special_ids={**words.special_ids, "eos": end})
         return words, heads
     if outputs is not None:
-        raise ExportError(f"{model.where}: --outputs is for the task embed; this export is for {task.name}")
+        raise model.folder.error(f"--outputs is for the task embed; this export is for {task.name}")
     if task.name == "embed_tokens" and model.folder.has(file := token_heads.FILES["tokens"]):
         notice(f"exporting the vectors of the last layer, without {file}; for those of FlagEmbedding, remove --task")
     return words, ()
@@ -366,10 +359,10 @@ def _read_tokens(
 def _check_special(model: _Model, task: _Task, words: vocabulary.Vocabulary) -> None:
     family, config = model.encoder.family, model.encoder.config
     if "candidates" in task.facts and "mask" not in words.special_ids:
-        raise ExportError(f"{model.where}: the task {task.name} needs a mask token, and the tokenizer has none")
+        raise model.folder.error(f"the task {task.name} needs a mask token, and the tokenizer has none")
     if family.offset_positions and config.get("pad_token_id", 1) != words.special_ids["pad"]:
-        raise ExportError(
-            f"{model.where}: the tokenizer pads with ID {words.special_ids['pad']}, but {family.stem} "
+        raise model.folder.error(
+            f"the tokenizer pads with ID {words.special_ids['pad']}, but {family.stem} "
             f"counts positions from pad_token_id {config.get('pad_token_id', 1)!r} in config.json"
         )
 
@@ -378,20 +371,22 @@ def _find_lengths(
     model: _Model, task: _Task, words: vocabulary.Vocabulary, requested: int | None
 ) -> tuple[int, MultiVector | None]:
     """The maximum length of an input, and how a multi-vector model reads queries and documents."""
-    sentence, positions = task.sentence, _positions(model.encoder, task.facts, words, task.sentence.max_length)
-    own = sentence.max_length or words.length_limit or positions
+    sentence, positions = (
+        task.sentence,
+        _positions(model.encoder, task.facts, words, task.sentence.transformer.max_length),
+    )
+    own = sentence.transformer.max_length or words.length_limit or positions
     length = requested or min(own, positions)
     # The special tokens alone always fit.
     least = max(_MIN_LENGTH, words.reference.num_special_tokens_to_add(pair=True))
     if not least <= length <= positions:
-        raise ExportError(
-            f"{model.where}: the maximum length must be {least} to {positions} tokens (the positions "
-            f"of the model), not {length}"
+        raise model.folder.error(
+            f"the maximum length must be {least} to {positions} tokens (the positions of the model), not {length}"
         )
     if sentence.sides is None:
         return length, None
     ends, normalized = multi_vector.Ends(own, positions, requested), sentence.modules[-1:] == (Normalize(),)
-    sides = multi_vector.resolve(model.where, sentence.sides, words, ends, normalized=normalized)
+    sides = multi_vector.resolve(model.folder, sentence.sides, words, ends, normalized=normalized)
     return max(sides.query_length, sides.document_length), sides
 
 
@@ -414,9 +409,9 @@ def _check_queries(model: _Model, task: _Task, words: vocabulary.Vocabulary, len
         return
     own = vocabulary.read(queries, model.encoder.vocab_size)
     if (own.content, own.truncation_side) != (words.content, words.truncation_side):
-        raise ExportError(f"checkpoint {queries.path}: the tokenizer of queries differs from that of documents")
+        raise queries.error("the tokenizer of queries differs from that of documents")
     if own.length_limit is not None and own.length_limit < length:
-        raise ExportError(
-            f"checkpoint {queries.path}: queries are truncated to {own.length_limit} tokens, but documents to "
+        raise queries.error(
+            f"queries are truncated to {own.length_limit} tokens, but documents to "
             f"{length}; set --max-length {own.length_limit}"
         )

@@ -105,8 +105,8 @@ def read(folder: Folder, listed: Sequence[tuple[str, str]], settings: Mapping[st
         documents, queries = [(kind, folder.sub(path)) for kind, path in listed], None
     kinds = [kind for kind, _ in documents]
     if len(kinds) != 2 or kinds[0] not in _ENCODERS or kinds[1] != _POOLING:  # noqa: PLR2004  encoder and pooling
-        raise ExportError(
-            f"checkpoint {folder.path}: the modules {', '.join(kinds) or '(none)'} cannot be exported as a sparse "
+        raise folder.error(
+            f"the modules {', '.join(kinds) or '(none)'} cannot be exported as a sparse "
             f"encoder; supported: {' or '.join(_ENCODERS)}, then {_POOLING}"
         )
     (kind, encoder), (_, pooler) = documents
@@ -117,9 +117,8 @@ def read(folder: Folder, listed: Sequence[tuple[str, str]], settings: Mapping[st
 def _pooling(folder: Folder) -> tuple[str, int]:
     config = folder.object("config.json")
     if unknown := sorted(config.keys() - {*POOLING_READ}):
-        raise ExportError(
-            f"checkpoint {folder.path}: unknown {_POOLING} setting {unknown[0]} in config.json; supported: "
-            f"{', '.join(POOLING_READ)}"
+        raise folder.error(
+            f"unknown {_POOLING} setting {unknown[0]} in config.json; supported: {', '.join(POOLING_READ)}"
         )
     pooling, function = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
     for key, value, known in (
@@ -127,10 +126,7 @@ def _pooling(folder: Folder) -> tuple[str, int]:
         ("activation_function", function, tuple(LOGARITHMS)),
     ):
         if value not in known:
-            raise ExportError(
-                f"checkpoint {folder.path}: {key} {value!r} in config.json cannot be exported; supported: "
-                f"{', '.join(known)}"
-            )
+            raise folder.error(f"{key} {value!r} in config.json cannot be exported; supported: {', '.join(known)}")
     return pooling, LOGARITHMS[function]
 
 
@@ -163,8 +159,8 @@ def _routes(folder: Folder) -> tuple[list[Listed], Folder | None]:
         )
     ((_, lookup),) = queries
     if (path := lookup.object("config.json").get("path")) is not None:
-        raise ExportError(
-            f"checkpoint {lookup.path}: path {path!r} in config.json cannot be exported; save the model with Sentence "
+        raise lookup.error(
+            f"path {path!r} in config.json cannot be exported; save the model with Sentence "
             "Transformers' save_pretrained, which writes the weights themselves"
         )
     return documents, lookup

@@ -118,8 +118,6 @@ def query_weights(checkpoint: Checkpoint) -> NDArray[np.float32] | None:
     for token, weight in folder.object(IDF).items():
         found = checkpoint.vocabulary.reference.convert_tokens_to_ids(token)
         if not isinstance(weight, int | float) or found is None or not 0 <= found < size:
-            raise ExportError(
-                f"checkpoint {folder.path}: {IDF} must map tokens to weights, not {token!r} to {weight!r}"
-            )
+            raise folder.error(f"{IDF} must map tokens to weights, not {token!r} to {weight!r}")
         weights[found] = weight
     return weights

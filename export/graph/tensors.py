@@ -204,9 +204,7 @@ def _whole(
                     if is_unused is None or not is_unused(stored, tensors):
                         yield stored, _float32(weights, stored, read_one())
         except SafetensorError as error:
-            raise ExportError(
-                f"checkpoint {weights.folder.path}: {file.name} is damaged ({damage(file)}): {error}"
-            ) from error
+            raise weights.folder.error(f"{file.name} is damaged ({damage(file)}): {error}") from error
     weights.check(held)
 
 
@@ -234,9 +232,7 @@ def _of_bits(tensor: Tensor) -> torch.Tensor:
 
 def _float32(weights: Weights, name: str, tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_floating_point():
-        raise ExportError(
-            f"checkpoint {weights.folder.path}: {name} is {tensor.dtype}; only floating-point weights are supported"
-        )
+        raise weights.folder.error(f"{name} is {tensor.dtype}; only floating-point weights are supported")
     return tensor.to(torch.float32)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import string
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from bertserve.export.errors import ExportError
-
 if TYPE_CHECKING:
     from bertserve.export.checkpoint.folder import Folder
 
@@ -29,19 +27,17 @@ def tokenizer_settings(folder: Folder, asked: Case | None, known: Case | None = 
     settings = folder.object(_SETTINGS)
     if folder.has("tokenizer.json") or "do_lower_case" in settings:
         if asked is not None:
-            raise ExportError(f"checkpoint {folder.path}: the tokenizer files define the case; remove --case")
+            raise folder.error("the tokenizer files define the case; remove --case")
         return settings
     if not folder.has(_VOCABULARY):
-        raise ExportError(
-            f"checkpoint {folder.path}: {_VOCABULARY} is missing; add the vocabulary that the model was trained with"
-        )
+        raise folder.error(f"{_VOCABULARY} is missing; add the vocabulary that the model was trained with")
     told = known or _told(folder)
     if asked is not None and told is not None and asked != told:
-        raise ExportError(f"checkpoint {folder.path}: its files say {told}, not {asked}; remove --case")
+        raise folder.error(f"its files say {told}, not {asked}; remove --case")
     case = asked or told
     if case is None:
-        raise ExportError(
-            f"checkpoint {folder.path}: {_VOCABULARY} does not show whether the model is cased; set --case cased "
+        raise folder.error(
+            f"{_VOCABULARY} does not show whether the model is cased; set --case cased "
             "or --case uncased, as in training (do_lower_case)"
         )
     return {"tokenizer_class": "BertTokenizer", **settings, "do_lower_case": case == "uncased"}

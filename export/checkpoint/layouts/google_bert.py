@@ -101,8 +101,8 @@ def _index(folder: Folder) -> Path | None:
         if name in {path.name for path in found}:
             return folder.path / name
     if len(found) > 1:
-        raise ExportError(
-            f"checkpoint {folder.path}: it has {len(found)} checkpoints, such as {found[0].name} and {found[1].name}, "
+        raise folder.error(
+            f"it has {len(found)} checkpoints, such as {found[0].name} and {found[1].name}, "
             f"and no file `{_STATE}` that selects one; keep only the one to export"
         )
     return found[0]
