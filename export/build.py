@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.metadata
 import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,7 +33,7 @@ from bertserve.export.recipe import ARTIFACTS, INT8_ENGINE
 from bertserve.export.report import latency, page
 from bertserve.export.tasks import EXPORTS
 from bertserve.export.texts import corpus
-from bertserve.serving.host import available_cpus, integer_kernels, processor
+from bertserve.serving.host import available_cpus, installed, integer_kernels, processor
 from bertserve.serving.models import query_weights
 from bertserve.serving.models.artifact_selection import few_agree
 from bertserve.serving.models.bundle import BundleWriter, data_entry, file_entry
@@ -186,7 +185,8 @@ class _Export:
         progress, checkpoint = self._progress, self._checkpoint
         with progress.stage("loading the weights"):
             model = task_model.load(checkpoint)
-        texts, encoded = _texts(checkpoint)
+        texts = corpus.for_task(corpus.read(), checkpoint.task)
+        encoded = checkpoint.encode(texts)
         if checkpoint.active:
             with progress.stage("counting the weights of words"):
                 checkpoint = self._limit_active(model, encoded)
@@ -391,18 +391,18 @@ class _Export:
         runnable: Path | None = None,
     ) -> Artifact:
         """A compared artifact, or what stands for it on this machine."""
-        form = ARTIFACTS[name]
-        engine, result = self._compare(form.file, runnable or path, name, _prover(form.target), evaluation)
+        kind = ARTIFACTS[name]
+        # A GPU's graph is emulated on a CPU, whose timings say nothing about the GPU.
+        timed = kind.target != "cuda"
+        engine, result = self._compare(kind.file, runnable or path, name, kind.target if timed else "cpu", evaluation)
         verdict = result.verdict
-        # Timings of an emulation say nothing about the real artifact.
-        timed = form.target != "cuda"
         latencies = self._measure(path.name, engine, evaluation, batched=verdict.batch_invariant) if timed else []
         self._findings[path.name] = page.Finding(verdict.comparison, latencies)
         return Artifact(
             file=path.name,
             kind="onnx",
-            precision=form.precision,
-            target=form.target,
+            precision=kind.precision,
+            target=kind.target,
             sha256=digest(path),
             size_bytes=path.stat().st_size,
             data=data_entry(path),
@@ -413,7 +413,7 @@ class _Export:
             accuracy=result.accuracy,
             waived=tuple(result.broken),
             limits=self._recipe.asked_of(name),
-            proven_on=integer_kernels() if form.target != "cuda" else (),
+            proven_on=integer_kernels() if timed else (),
             sample=None if quantisation is None else verdict.sample,
             quantisation=quantisation,
             end_to_end=result.end_to_end,
@@ -545,23 +545,7 @@ def comparator_of(checkpoint: Checkpoint) -> DecisionComparator:
     )
 
 
-def _texts(checkpoint: Checkpoint) -> tuple[list[corpus.Text], list[EncodedText]]:
-    texts = corpus.for_task(corpus.read(), checkpoint.task)
-    return texts, checkpoint.encode(texts)
-
-
 def _tools() -> dict[str, str]:
     modules = (torch, transformers, onnx, onnxruntime, tokenizers, safetensors)
-    return {"bertserve": _own_version(), **{module.__name__: str(module.__version__) for module in modules}}
-
-
-def _own_version() -> str:
-    try:
-        return importlib.metadata.version("bertserve")
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def _prover(target: Target) -> Target:
-    """The target that proves an artifact during export. For a GPU this is its emulation on a CPU."""
-    return "cpu" if target == "cuda" else target
+    own = installed("bertserve") or {"bertserve": "not installed"}
+    return {**own, **{module.__name__: str(module.__version__) for module in modules}}

@@ -209,22 +209,22 @@ def read(folder: Folder) -> SentenceConfig:
         ExportError: The checkpoint computes something else than an encoder, pooling and modules on the vector.
     """
     if (layout := multi_vector.layout_of(folder)) is not None:
-        return _multi_vector(folder, layout)
+        return _read_multi_vector(folder, layout)
     listed = _modules(folder)
     if listed is None:
-        return _unlisted(folder)
+        return _read_unlisted(folder)
     if sparse.are_sparse([kind for kind, _ in listed]):
-        return _sparse(folder, listed)
+        return _read_sparse(folder, listed)
     encoder = folder.sub(listed[0][1])
     if len(listed) == 1:
-        return _cross_encoder(folder, encoder)
+        return _read_cross_encoder(folder, encoder)
     pooler = folder.sub(listed[1][1])
     pooling = pooler.object("config.json")
-    transformer = _transformer(encoder, TRANSFORMER_FIXED)
-    prompts, default = _prompts(folder)
+    transformer = _read_transformer(encoder, TRANSFORMER_FIXED)
+    prompts, default = _read_prompts(folder)
     settings = folder.object(_SETTINGS)
     truncate_dim = integer(folder, settings, "truncate_dim", file=_SETTINGS)
-    following = _following(folder, listed[2:])
+    following = _read_following(folder, listed[2:])
     # The last normalization belongs to the server, because a request may switch it off, unless truncation follows.
     normalize = bool(following) and isinstance(following[-1], Normalize) and truncate_dim is None
     return SentenceConfig(
@@ -241,7 +241,7 @@ def read(folder: Folder) -> SentenceConfig:
     )
 
 
-def _unlisted(folder: Folder) -> SentenceConfig:
+def _read_unlisted(folder: Folder) -> SentenceConfig:
     """A folder without modules.json: Sentence Transformers uses mean pooling.
 
     FlagEmbedding writes such folders when it trains bge-m3, and uses the first token.
@@ -258,17 +258,17 @@ def _unlisted(folder: Folder) -> SentenceConfig:
     return SentenceConfig(folder, pools=pooler.has("config.json"), sparse=found, notices=(_ASSUMED_MEAN,))
 
 
-def _sparse(folder: Folder, listed: Sequence[tuple[str, str]]) -> SentenceConfig:
+def _read_sparse(folder: Folder, listed: Sequence[tuple[str, str]]) -> SentenceConfig:
     """A sparse encoder pools the logits of its vocabulary head."""
     settings = folder.object(_SETTINGS)
     found = sparse.read(folder, listed, settings)
-    transformer = _transformer(found.encoder, _FILLING)
+    transformer = _read_transformer(found.encoder, _FILLING)
     if found.says_task and transformer.task != sparse.FILLING:
         raise found.encoder.error(
             f"a Transformer before SpladePooling must have the transformer_task "
             f"{sparse.FILLING!r}, not {transformer.task!r}"
         )
-    prompts, default = _prompts(folder)
+    prompts, default = _read_prompts(folder)
     return SentenceConfig(
         encoder=found.encoder,
         pools=False,
@@ -281,9 +281,9 @@ def _sparse(folder: Folder, listed: Sequence[tuple[str, str]]) -> SentenceConfig
     )
 
 
-def _multi_vector(folder: Folder, layout: Layout) -> SentenceConfig:
+def _read_multi_vector(folder: Folder, layout: Layout) -> SentenceConfig:
     """A multi-vector model projects the vector of each token."""
-    saved = {} if layout == "stanford" else _prompts(folder, may_be_null=True)[0]
+    saved = {} if layout == "stanford" else _read_prompts(folder, may_be_null=True)[0]
     prompts, markers = multi_vector.prompts_of(folder, layout, saved)
     default = "document" if prompts["document"] else None
     if layout == "stanford":
@@ -298,7 +298,7 @@ def _multi_vector(folder: Folder, layout: Layout) -> SentenceConfig:
             f"modules.json begins with {first[0] or 'nothing'}; a multi-vector model begins with {_BEFORE[0]}"
         )
     encoder = folder.sub(first[1])
-    transformer = _transformer(encoder, _OF_SIDES, multi_vector.SIDES_READ)
+    transformer = _read_transformer(encoder, _OF_SIDES, multi_vector.SIDES_READ)
     sides, modules = multi_vector.of_modules(folder, layout, others, transformer.sides, markers)
     return SentenceConfig(
         encoder=encoder,
@@ -311,10 +311,10 @@ def _multi_vector(folder: Folder, layout: Layout) -> SentenceConfig:
     )
 
 
-def _cross_encoder(folder: Folder, encoder: Folder) -> SentenceConfig:
+def _read_cross_encoder(folder: Folder, encoder: Folder) -> SentenceConfig:
     """A cross-encoder has a head of its own: only its text settings are read."""
-    transformer = _transformer(encoder, _SCORING)
-    prompts, default = _prompts(folder)
+    transformer = _read_transformer(encoder, _SCORING)
+    prompts, default = _read_prompts(folder)
     if default is not None and prompts[default]:
         raise folder.error(
             f"a cross-encoder with the default prompt {default!r} cannot be exported; "
@@ -366,7 +366,7 @@ def _modules(folder: Folder) -> Sequence[tuple[str, str]] | None:
     return listed
 
 
-def _following(folder: Folder, listed: Sequence[tuple[str, str]]) -> tuple[Module, ...]:
+def _read_following(folder: Folder, listed: Sequence[tuple[str, str]]) -> tuple[Module, ...]:
     # Git keeps no empty folders.
     found = [READERS[kind](folder.sub(path, may_be_missing=kind in _EMPTY), VECTOR) for kind, path in listed]
     modules = [module for module in found if module is not None]
@@ -401,7 +401,9 @@ def _similarity(folder: Folder, settings: dict[str, Any]) -> Similarity | None:
     return named
 
 
-def _transformer(encoder: Folder, fixed: Mapping[str, tuple[object, ...]], sides: tuple[str, ...] = ()) -> Transformer:
+def _read_transformer(
+    encoder: Folder, fixed: Mapping[str, tuple[object, ...]], sides: tuple[str, ...] = ()
+) -> Transformer:
     """Reads the first non-empty settings file, as Sentence Transformers does; `sides` are further settings."""
     file = next((name for name in TRANSFORMER_FILES if encoder.object(name)), TRANSFORMER_FILES[0])
     settings = encoder.object(file)
@@ -436,7 +438,7 @@ def _arguments(encoder: Folder, file: str, settings: dict[str, Any], names: tupl
     return arguments
 
 
-def _prompts(folder: Folder, *, may_be_null: bool = False) -> tuple[dict[str, str], str | None]:
+def _read_prompts(folder: Folder, *, may_be_null: bool = False) -> tuple[dict[str, str], str | None]:
     config = folder.object(_SETTINGS)
     prompts = config.get("prompts", {})
     if prompts is None and may_be_null:

@@ -232,7 +232,7 @@ def open_checkpoint(
 def _open_model(folder: Folder, case: Case | None) -> _Model:
     other_kinds.refuse(folder)
     sentence = pooling.read(folder)
-    sentence = replace(sentence, encoder=layouts.opened(sentence.encoder, case))
+    sentence = replace(sentence, encoder=layouts.read_layout(sentence.encoder, case))
     other_kinds.refuse_adapter(sentence.encoder)
     return _Model(folder, sentence, open_encoder(sentence.encoder))
 

@@ -148,7 +148,7 @@ def _routes(folder: Folder) -> tuple[list[Listed], Folder | None]:
         default = next(iter(structure))
     if default != "document":
         raise ExportError(f"{where} has the default_route {default!r}; supported: 'document'")
-    queries, documents = ([_routed(folder, types, name, where) for name in structure[side]] for side in _SIDES)
+    queries, documents = ([_read_route(folder, types, name, where) for name in structure[side]] for side in _SIDES)
     if structure["query"] == structure["document"]:
         return documents, None
     kinds = [kind for kind, _ in queries]
@@ -170,7 +170,7 @@ def _maps_to(value: object, kind: type) -> bool:
     return isinstance(value, dict) and all(isinstance(member, kind) for member in value.values())
 
 
-def _routed(folder: Folder, types: Mapping[str, Any], name: str, where: str) -> Listed:
+def _read_route(folder: Folder, types: Mapping[str, Any], name: str, where: str) -> Listed:
     kind = str(types.get(name))
     if not kind.startswith("sentence_transformers."):
         raise ExportError(f"{where} has a {kind} module, which is custom code; custom code is never run")

@@ -67,9 +67,9 @@ def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:
             f"tokenizer argument {elsewhere[0]} refers to another tokenizer; copy its files "
             "into the folder, and remove the argument"
         )
-    file, least, kind = _checked(folder)
+    file, least, kind = _check_files(folder)
     where = f"checkpoint {folder.path}: cannot build a tokenizer from {file}"
-    made = _made(folder, options, where)
+    made = _build(folder, options, where)
     name = type(made).__name__
     if not made.is_fast:
         raise ExportError(
@@ -90,7 +90,7 @@ def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:
             f"{where}: it is for {kind}, but {name} loads it as {other}; set tokenizer_class in tokenizer_config.json"
         )
     if lowercase:
-        backend.normalizer = _lowercased(backend.normalizer)
+        backend.normalizer = _lowercase(backend.normalizer)
     if _cleans_up(made, other):
         backend.decoder = decoders.Sequence(
             [backend.decoder, decoders.Fuse(), *(decoders.Replace(spaced, bare) for spaced, bare in _CLEANED_UP)]
@@ -98,7 +98,7 @@ def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:
     return made
 
 
-def _made(folder: Folder, options: Mapping[str, Any], where: str) -> Any:  # noqa: ANN401  of Transformers
+def _build(folder: Folder, options: Mapping[str, Any], where: str) -> Any:  # noqa: ANN401  of Transformers
     # A slow import; file errors are reported first.
     from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415  with what follows
     from transformers import AutoTokenizer  # noqa: PLC0415
@@ -161,7 +161,7 @@ def _cleans_up(made: Any, kind: str) -> bool:  # noqa: ANN401  of Transformers
     return bool(asked and (kind != "BPE" or insists))
 
 
-def _lowercased(normalizer: Any) -> Any:  # noqa: ANN401  any of tokenizers
+def _lowercase(normalizer: Any) -> Any:  # noqa: ANN401  any of tokenizers
     """The normalizer as Sentence Transformers changes it for `do_lower_case`."""
     steps: list[Any] = [] if normalizer is None else [normalizer]
     if isinstance(normalizer, normalizers.Sequence):
@@ -171,7 +171,7 @@ def _lowercased(normalizer: Any) -> Any:  # noqa: ANN401  any of tokenizers
     return normalizer if lowers else normalizers.Sequence([normalizers.Lowercase(), *steps])
 
 
-def _checked(folder: Folder) -> tuple[str, int, str]:
+def _check_files(folder: Folder) -> tuple[str, int, str]:
     """The vocabulary file, its number of entries, and how it splits words, if it says so."""
     _check_beside(folder)
     if document := folder.object(TOKENIZER):

@@ -109,14 +109,14 @@ def find(folder: Folder) -> Weights:
             folder.check_whole(single)
             return Weights(folder, [folder.path / single])
         if folder.has(f"{single}.index.json"):
-            return _sharded(folder, kind, f"{single}.index.json")
+            return _find_shards(folder, kind, f"{single}.index.json")
     raise folder.error(
         f"{_SINGLE[_SAFE]} and {_SINGLE[_PICKLED]} are missing"
         f"{instead_of_weights(folder)}; save the model with Transformers' save_pretrained"
     )
 
 
-def _sharded(folder: Folder, kind: str, file: str) -> Weights:
+def _find_shards(folder: Folder, kind: str, file: str) -> Weights:
     index = folder.object(file).get("weight_map")
     if not isinstance(index, dict) or not index or not all(_is_plain(name, kind) for name in index.values()):
         raise folder.error(f"{file} must map tensors to {kind} files in the same folder")

@@ -77,7 +77,7 @@ def _export(recipe: Recipe, progress: Progress) -> int:
         made = _made_before(recipe, located, model, progress)
         if made is None:
             return _make(recipe, located, progress)
-        _tell(made, "already exported from the same source with the same options")
+        _show_bundle(made, "already exported from the same source with the same options")
         return 0
 
 
@@ -110,7 +110,7 @@ def _make(recipe: Recipe, located: Located, progress: Progress) -> int:
         # Slow to import; errors of the command line and of the checkpoint's files are reported first.
         from bertserve.export import build  # noqa: PLC0415
     built = build.build(recipe, checkpoint, writer, progress)
-    _tell(built.bundle, f"in {progress.elapsed_s:.0f} s")
+    _show_bundle(built.bundle, f"in {progress.elapsed_s:.0f} s")
     if not recipe.if_changed:
         print(f"\nServe it:  {terminal.serve_command(recipe.out, built.bundle.artifacts)}")
     if built.refused:
@@ -121,7 +121,7 @@ def _make(recipe: Recipe, located: Located, progress: Progress) -> int:
     return 0
 
 
-def _tell(bundle: Bundle, ending: str) -> None:
+def _show_bundle(bundle: Bundle, ending: str) -> None:
     manifest = bundle.manifest
     show(
         f"\n{bundle.path}: {terminal.answer(manifest)}, up to {manifest.max_length} tokens\n",

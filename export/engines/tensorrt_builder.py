@@ -215,9 +215,9 @@ def _monitor(library: Native, report: Callable[[Answer], None]) -> Native:
             with self._lock:
                 if name in self._phases:
                     self._phases[name][0] = step + 1
-                return self._tell()
+                return self._report_percent()
 
-        def _tell(self) -> bool:
+        def _report_percent(self) -> bool:
             done, part = 0.0, 1.0
             for step, steps in self._phases.values():
                 done, part = done + part * step / steps, part / steps

@@ -131,16 +131,16 @@ class _Relative(nn.Module):
         table = self.distance_embedding.weight[self._positions - length : self._positions + length - 1].T
         places = torch.arange(length)
         distances = (places[:, None] - places[None, :] + length - 1)[None, None]
-        scores = query @ key.transpose(-1, -2) + _picked(query @ table, distances)
+        scores = query @ key.transpose(-1, -2) + _pick(query @ table, distances)
         if self._keys:
-            scores = scores + _picked(key @ table, distances.transpose(-1, -2)).transpose(-1, -2)
+            scores = scores + _pick(key @ table, distances.transpose(-1, -2)).transpose(-1, -2)
         scores = scores * self._shape[1] ** -0.5
         if attention_mask is not None:
             scores = scores + attention_mask
         return (scores.softmax(-1) @ value).transpose(1, 2).reshape(*hidden_states.shape[:-1], -1), None
 
 
-def _picked(products: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def _pick(products: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return products.gather(-1, index.expand(products.size(0), products.size(1), -1, -1))
 
 
@@ -228,7 +228,7 @@ def _scores_by_distance(
 
     def at(products: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         index = torch.minimum(torch.clamp(wanted + span, min=0), 2 * span - 1)
-        return _picked(products, index)
+        return _pick(products, index)
 
     if "c2p" in attention.pos_att_type:
         scores = scores + at(query @ part(attention.pos_proj(table)).transpose(-1, -2), places)
@@ -246,10 +246,10 @@ def _modernbert(encoder: Any, checkpoint: Checkpoint) -> None:  # noqa: ANN401  
     if checkpoint.multi_vector is not None and checkpoint.multi_vector.unattended:
         for layer in encoder.layers:
             if layer.attn.sliding_window is not None:
-                layer.attn.register_forward_hook(_blanked, with_kwargs=True)
+                layer.attn.register_forward_hook(_blank, with_kwargs=True)
 
 
-def _blanked(
+def _blank(
     attention: Any,  # noqa: ANN401  of Transformers
     _arguments: object,
     named: dict[str, Any],

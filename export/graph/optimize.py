@@ -121,7 +121,7 @@ def fuse(raw: Path, fused: Path, shape: Shape) -> None:
     """
     editor = GraphEditor(raw, fused)
     with quiet():
-        _restore(editor, _optimized(editor, shape))
+        _restore(editor, _optimize(editor, shape))
     # The optimizer's objects form reference cycles, which hold the model until a collection.
     gc.collect()
     if shape.shared_layers:
@@ -131,7 +131,7 @@ def fuse(raw: Path, fused: Path, shape: Shape) -> None:
     flow.check(raw, fused)
 
 
-def _optimized(editor: GraphEditor, shape: Shape) -> onnx.ModelProto:
+def _optimize(editor: GraphEditor, shape: Shape) -> onnx.ModelProto:
     model = _light(editor)
     _put_branches_first(model.graph)
     _take_lengths_from_ids(model.graph)

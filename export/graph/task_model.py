@@ -50,8 +50,6 @@ class TaskModel(torch.nn.Module):
         self.model = model
         self.inputs = inputs(checkpoint)
         self.outputs = outputs(checkpoint)
-        self.folded = checkpoint.encoder.family.folded
-        self.shared_layers = checkpoint.encoder.family.shared_layers
         self.family = checkpoint.encoder.family
         self.candidates = checkpoint.candidates
         self._forward = EXPORTS[checkpoint.task].forward
@@ -256,9 +254,9 @@ def write(model: TaskModel, path: Path) -> None:
             if size != -1:
                 axis.dim_value = size
     editor.move_out()
-    if model.folded:
+    if model.family.folded:
         fold(editor)
-    if model.shared_layers:
+    if model.family.shared_layers:
         editor.share_equal()
     editor.save()
 

@@ -67,7 +67,7 @@ def read(
         ExportError: A tensor is missing, unknown, of another shape, or not of floating point.
     """
     names = {_canonical(name, family.prefix): name for name in expected}
-    tensors = dict(_stored(weights, family, names.keys(), body_only=body_only))
+    tensors = dict(_read_known(weights, family, names.keys(), body_only=body_only))
     where = f"checkpoint {weights.folder.path}"
     _add(where, tensors, family.added)
     for name in family.zero & names.keys() - tensors.keys():
@@ -92,7 +92,7 @@ def read_plain(
     Raises:
         ExportError: A tensor is missing, unknown, of another shape, or not of floating point.
     """
-    tensors = dict(_whole(weights, (lambda stored, _: stored not in expected) if beside else None))
+    tensors = dict(_read_all(weights, (lambda stored, _: stored not in expected) if beside else None))
     _check(weights, tensors, expected, module, ", with dim of artifact.metadata (128 if absent)" if beside else "")
     return tensors
 
@@ -157,8 +157,8 @@ def _wrapper(before: str) -> str:
 def _before(weights: Weights, missing: Collection[str]) -> str:
     """The prefix of most missing names in the files; empty if they are not there."""
     before, wanted = Counter[str](), frozenset(missing)
-    for file in _opened_files(weights):
-        with _opened(weights, file) as tensors:
+    for file in _files_to_open(weights):
+        with _open(weights, file) as tensors:
             for stored in tensors:
                 parts = _canonical(stored, "").split(".")
                 ends = [at for at in range(1, len(parts)) if ".".join(parts[at:]) in wanted]
@@ -167,7 +167,7 @@ def _before(weights: Weights, missing: Collection[str]) -> str:
     return name if 2 * count > len(missing) else ""
 
 
-def _stored(
+def _read_known(
     weights: Weights, family: Family, needed: Iterable[str], *, body_only: bool
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of the files under Transformers' current names, without unused heads."""
@@ -184,21 +184,21 @@ def _stored(
         in_body = stored.startswith(prefix) if has_prefix else found[0].partition(".")[0] in parts_of_body
         return body_only and not in_body
 
-    for stored, whole in _whole(weights, is_unused):
+    for stored, whole in _read_all(weights, is_unused):
         found = _names(stored, family)
         # Each with memory of its own, because a slice would keep the whole.
         parts = [whole] if len(found) == 1 else [part.clone() for part in whole.chunk(len(found))]
         yield from zip(found, parts, strict=True)
 
 
-def _whole(
+def _read_all(
     weights: Weights, is_unused: Callable[[str, Collection[str]], bool] | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of the files under their own names, without unused ones."""
     held: dict[str, list[str]] = {}
-    for file in _opened_files(weights):
+    for file in _files_to_open(weights):
         try:
-            with _opened(weights, file) as tensors:
+            with _open(weights, file) as tensors:
                 held[file.name] = list(tensors)
                 for stored, read_one in tensors.items():
                     if is_unused is None or not is_unused(stored, tensors):
@@ -208,13 +208,13 @@ def _whole(
     weights.check(held)
 
 
-def _opened_files(weights: Weights) -> Sequence[Path]:
+def _files_to_open(weights: Weights) -> Sequence[Path]:
     """Files that are opened one by one; those of another layout are opened together."""
     return weights.files if weights.folder.imported is None else weights.files[:1]
 
 
 @contextmanager
-def _opened(weights: Weights, file: Path) -> Iterator[Mapping[str, Callable[[], torch.Tensor]]]:
+def _open(weights: Weights, file: Path) -> Iterator[Mapping[str, Callable[[], torch.Tensor]]]:
     """Readers of the tensors of a file by name."""
     if (imported := weights.folder.imported) is not None:
         with imported.tensors() as tensors:

@@ -186,7 +186,7 @@ class _Conversion:
         exponents = [self._exponent_given(source) for source in node.input if source in self._floats]
         if node.op_type in _PRODUCTS and len(exponents) == 1:
             return max(*exponents, self._needed(name), self._least_exponents.get(name, 0))
-        exponent = _carried(node, exponents)
+        exponent = _carry(node, exponents)
         if exponent is not None and (name not in self._ranges or self._ranges[name].peak <= LARGEST * 2.0**exponent):
             return exponent
         if _is_product(node):
@@ -202,7 +202,7 @@ class _Conversion:
     def _keep(self, node: NodeProto) -> None:
         """Keeps a node, with its inputs in FP32."""
         factor = self._factor_to_absorb(node)
-        inputs = [self._single(name) if factor is None else self._absorbed(name, factor) for name in node.input]
+        inputs = [self._single(name) if factor is None else self._absorb(name, factor) for name in node.input]
         self._nodes.append(nodes.copy(node, inputs))
 
     def _factor_to_absorb(self, node: NodeProto) -> float | None:
@@ -211,7 +211,7 @@ class _Conversion:
         scales = [name for name in node.input if name in self._constants and self._constants[name].size == 1]
         return 2.0 ** self._exponents[divided[0]] if node.op_type == "Mul" and divided and scales else None
 
-    def _absorbed(self, name: str, factor: float) -> str:
+    def _absorb(self, name: str, factor: float) -> str:
         if name in self._exponents:
             return self._cast(name, f"{name}:undivided by {factor:g}", TensorProto.FLOAT)
         return self._make(f"{name}:times {factor:g}", self._constants[name] * np.float32(factor))
@@ -298,7 +298,7 @@ def _is_product(node: NodeProto) -> bool:
     return node.op_type in _PRODUCTS or node.op_type in _FUSED_PRODUCTS
 
 
-def _carried(node: NodeProto, exponents: list[int]) -> int | None:
+def _carry(node: NodeProto, exponents: list[int]) -> int | None:
     """The exponent of a node's result for inputs with these exponents; None if fp16 cannot hold it."""
     if node.op_type in _PRODUCTS or node.op_type == "Mul":
         return sum(exponents)

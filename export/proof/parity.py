@@ -195,7 +195,7 @@ def elsewhere(proven: Parity, before: Parity | None, now: Parity) -> Parity:
     )
 
 
-def beside(before: Parity | None, now: Parity) -> str:
+def key_figure(before: Parity | None, now: Parity) -> str:
     """The most telling figure of a sample here, and on the machine of the proof."""
     names = {"cosine_mean": "mean cosine to PyTorch", "agreement": "share of decisions that match PyTorch"}
     name, words = next(

@@ -96,7 +96,7 @@ def repeat_sample(bundle: Bundle, artifacts: Sequence[Artifact], threads: int, p
         ExportError: The bundle lacks what is compared with.
     """
     verification = _Verification(bundle, [], threads, progress)
-    return [verification.repeated(artifact) for artifact in artifacts]
+    return [verification.repeat(artifact) for artifact in artifacts]
 
 
 def keep(cache: Path, bundle: Bundle, outcomes: Sequence[Outcome]) -> Path:
@@ -134,7 +134,7 @@ class _Verification:
     def run(self, artifacts: Sequence[Artifact]) -> list[Outcome]:
         return [self._outcome(artifact) for artifact in artifacts]
 
-    def repeated(self, artifact: Artifact) -> Outcome:
+    def repeat(self, artifact: Artifact) -> Outcome:
         """The result of `repeat_sample` for an artifact."""
         comparator, reference, proven = self._comparator, self._evaluation.reference, artifact.parity
         if proven is None:
@@ -154,7 +154,7 @@ class _Verification:
         here = msgspec.structs.replace(artifact, parity=now)
         if faults:
             return Outcome(here, State.BROKEN, f"does not match PyTorch: {'; '.join(faults)}")
-        return Outcome(here, State.KEPT, parity.beside(artifact.sample, now))
+        return Outcome(here, State.KEPT, parity.key_figure(artifact.sample, now))
 
     def _answers(self) -> parity.Reference:
         """PyTorch's answers. The tokenizer must give the token ids that PyTorch had."""
@@ -239,9 +239,9 @@ class _Verification:
         from bertserve.export.precision import emulation  # noqa: PLC0415
 
         with TemporaryDirectory() as folder:
-            twin = Path(folder) / artifact.file
-            emulation.emulate(path, twin)
-            return open_engine(self._spec(twin, digest(twin), data_entry(twin)), "cpu", self._threads)
+            emulated = Path(folder) / artifact.file
+            emulation.emulate(path, emulated)
+            return open_engine(self._spec(emulated, digest(emulated), data_entry(emulated)), "cpu", self._threads)
 
     def _spec(self, path: Path, sha256: str, data: FileEntry | None) -> ModelSpec:
         manifest = self._manifest

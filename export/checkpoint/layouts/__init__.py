@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _READERS = (google_bert.read, megatron.read)
 
 
-def opened(folder: Folder, case: Case | None) -> Folder:
+def read_layout(folder: Folder, case: Case | None) -> Folder:
     """The folder, with what its layout says in other words.
 
     Args:

@@ -31,10 +31,10 @@ def tokenizer_settings(folder: Folder, asked: Case | None, known: Case | None = 
         return settings
     if not folder.has(_VOCABULARY):
         raise folder.error(f"{_VOCABULARY} is missing; add the vocabulary that the model was trained with")
-    told = known or _told(folder)
-    if asked is not None and told is not None and asked != told:
-        raise folder.error(f"its files say {told}, not {asked}; remove --case")
-    case = asked or told
+    stated = known or _case_of(folder)
+    if asked is not None and stated is not None and asked != stated:
+        raise folder.error(f"its files say {stated}, not {asked}; remove --case")
+    case = asked or stated
     if case is None:
         raise folder.error(
             f"{_VOCABULARY} does not show whether the model is cased; set --case cased "
@@ -43,7 +43,7 @@ def tokenizer_settings(folder: Folder, asked: Case | None, known: Case | None = 
     return {"tokenizer_class": "BertTokenizer", **settings, "do_lower_case": case == "uncased"}
 
 
-def _told(folder: Folder) -> Case | None:
+def _case_of(folder: Folder) -> Case | None:
     lines = (folder.path / _VOCABULARY).read_text(encoding="utf-8", errors="replace").splitlines()
     words = {line.strip() for line in lines}
     # Special tokens are upper-case in either case.

@@ -75,7 +75,8 @@ def read(folder: Folder, case: Case | None) -> Imported | None:
     names = [name for name in bundle.entries if not _SLOTS.search(name) and not _COUNTERS.fullmatch(name)]
     if foreign := sorted(name for name in names if not name.startswith(("bert/", "cls/")) and name not in _OWN_NAMES):
         raise ExportError(f"{where}: {index.name} has {foreign[0]}, which is not a variable of Google's BERT")
-    tensors = {_name(name): _turned(bundle.tensor(name)) if _is_kernel(name) else bundle.tensor(name) for name in names}
+    held = {name: bundle.tensor(name) for name in names}
+    tensors = {_name(name): _transpose(tensor) if name.endswith("/kernel") else tensor for name, tensor in held.items()}
     _check_sizes(where, bundle, tensors)
     config: dict[str, Any] = {
         "model_type": "bert",
@@ -116,11 +117,7 @@ def _name(variable: str) -> str:
     return re.sub(r"\blayer_(\d+)\b", r"layer.\1", f"{path}/{_ENDINGS.get(last, last)}").replace("/", ".")
 
 
-def _is_kernel(variable: str) -> bool:
-    return variable.endswith("/kernel")
-
-
-def _turned(tensor: Tensor) -> Tensor:
+def _transpose(tensor: Tensor) -> Tensor:
     """Transposes a product's matrix: TensorFlow has a column for each output, PyTorch a row."""
 
     def bits() -> Bits:

@@ -124,7 +124,7 @@ def read(folder: Folder, case: Case | None) -> Imported | None:
                         f"{where}: {file.parent.name} and {files[0].parent.name} are not from the same training state"
                     )
                 ranks.append(safetensors_file.read(target))
-            yield _merged(where, ranks, config["num_attention_heads"], _SPLITS[version])
+            yield _merge(where, ranks, config["num_attention_heads"], _SPLITS[version])
 
     known = _CASES.get(str(trained.get("tokenizer_type")))
     stated = {"config.json": config, "tokenizer_config.json": tokenizer_settings(folder, case, known)}
@@ -248,7 +248,7 @@ def _name(where: str, name: str) -> tuple[str, int | None]:
     raise ExportError(f"{where}: it has {name[:200]}, which is not a tensor of Megatron-LM's BERT")
 
 
-def _merged(where: str, ranks: Sequence[Mapping[str, Tensor]], heads: int, split: tuple[int, ...]) -> dict[str, Tensor]:
+def _merge(where: str, ranks: Sequence[Mapping[str, Tensor]], heads: int, split: tuple[int, ...]) -> dict[str, Tensor]:
     merged = {}
     for stored in ranks[0]:
         name, axis = _name(where, stored)
@@ -259,11 +259,11 @@ def _merged(where: str, ranks: Sequence[Mapping[str, Tensor]], heads: int, split
             for number, one in enumerate(("query", "key", "value")):
                 merged[name.replace("*", one)] = _part(parts, number, heads // len(ranks), split)
         else:
-            merged[name] = _joined(parts, axis)
+            merged[name] = _join(parts, axis)
     return merged
 
 
-def _joined(parts: Sequence[Tensor], axis: int) -> Tensor:
+def _join(parts: Sequence[Tensor], axis: int) -> Tensor:
     """Joins the ranks' parts along an axis."""
     shape = list(parts[0].shape)
     shape[axis] *= len(parts)

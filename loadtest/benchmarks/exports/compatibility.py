@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.checkpoint import modules, multi_vector, pooling, sparse
-from bertserve.export.checkpoint.families import FAMILIES, TOLD
+from bertserve.export.checkpoint.families import FAMILIES, SPECIAL
 from bertserve.export.checkpoint.families.family import ACTIVATIONS, ALIASES, FIXED, READ
 from bertserve.export.errors import ExportError
 from bertserve.export.recipe import ARTIFACTS
@@ -41,7 +41,7 @@ _FORMS = {
     "nomic_bert": "with `n_embd`",
     "ernie": "with task IDs",
 }
-"""How the families of `TOLD` differ from those with the same model_type."""
+"""How the families of `SPECIAL` differ from those with the same model_type."""
 
 
 @dataclass(slots=True)
@@ -145,7 +145,7 @@ def _heads() -> dict[str, str]:
 def _settings() -> dict[str, Any]:
     """Settings of config.json that are read, grouped by families."""
     forms = {f"`{name}`": family for name, family in FAMILIES.items()}
-    others = (family for family in TOLD if family not in FAMILIES.values())
+    others = (family for family in SPECIAL if family not in FAMILIES.values())
     forms |= {f"`{family.model_type}` {_FORMS[family.model_type]}": family for family in others}
     found: dict[tuple[str, str], list[str]] = {}
     activations = []
