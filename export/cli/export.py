@@ -18,7 +18,15 @@ from bertserve.export.engines.tensorrt import GRAPH, NATIVE
 from bertserve.export.engines.tensorrt import TARGETS as TENSORRT_TARGETS
 from bertserve.export.errors import ExportError, LeftOutError
 from bertserve.export.pages.tables import show
-from bertserve.export.recipe import ARTIFACTS, DEFAULT_ARTIFACTS, LIMIT_NAMES, LIMITED, OPENVINO_ARTIFACT, WAIVABLE, Recipe
+from bertserve.export.recipe import (
+    ARTIFACTS,
+    DEFAULT_ARTIFACTS,
+    LIMIT_NAMES,
+    LIMITED,
+    OPENVINO_ARTIFACT,
+    WAIVABLE,
+    Recipe,
+)
 from bertserve.export.report import terminal
 from bertserve.serving.engine.kinds import ENGINES
 from bertserve.serving.errors import BundleError
