@@ -107,8 +107,9 @@ def _check(
     where = f"checkpoint {weights.folder.path}"
     if missing := sorted(expected.keys() - tensors.keys()):
         if before := _before(weights, missing):
+            wrapper = next((name for start, name in _WRAPPERS.items() if before.startswith(start)), "a wrapper model")
             raise ExportError(
-                f"{where}: the weight names begin with {before!r} ({_wrapper(before)}), so Transformers would find "
+                f"{where}: the weight names begin with {before!r} ({wrapper}), so Transformers would find "
                 "none; save the inner model with save_pretrained"
             )
         untrained = missing[0].startswith(HEADS)
@@ -148,10 +149,6 @@ def _tie(where: str, tensors: dict[str, torch.Tensor], tied: Mapping[str, str]) 
         if name in tensors and not torch.equal(tensors[name], tensors[source]):
             raise ExportError(f"{where}: {name} must equal {source} (tie_word_embeddings in config.json), but differs")
         tensors[name] = tensors[source]
-
-
-def _wrapper(before: str) -> str:
-    return next((name for start, name in _WRAPPERS.items() if before.startswith(start)), "a wrapper model")
 
 
 def _before(weights: Weights, missing: Collection[str]) -> str:

@@ -81,9 +81,8 @@ def verify(
     Raises:
         ExportError: The bundle lacks what is compared with, or a reference does not fit.
     """
-    return _Verification(bundle, references, threads, progress).run(
-        bundle.artifacts if artifacts is None else artifacts
-    )
+    verification = _Verification(bundle, references, threads, progress)
+    return [verification.verify(artifact) for artifact in (bundle.artifacts if artifacts is None else artifacts)]
 
 
 def repeat_sample(bundle: Bundle, artifacts: Sequence[Artifact], threads: int, progress: Progress) -> list[Outcome]:
@@ -130,9 +129,6 @@ class _Verification:
             answers = self._answers()
             labelled = [self._labelled(path) for path in references]
         self._evaluation = ReferenceEvaluation(self._comparator, answers, labelled, manifest.max_length)
-
-    def run(self, artifacts: Sequence[Artifact]) -> list[Outcome]:
-        return [self._outcome(artifact) for artifact in artifacts]
 
     def repeat(self, artifact: Artifact) -> Outcome:
         """The result of `repeat_sample` for an artifact."""
@@ -199,7 +195,8 @@ class _Verification:
             )
         return Labelled(examples, scores)
 
-    def _outcome(self, artifact: Artifact) -> Outcome:
+    def verify(self, artifact: Artifact) -> Outcome:
+        """The result of `verify` for an artifact."""
         obstacle = _obstacle(artifact)
         if obstacle is not None:
             return Outcome(artifact, State.UNCHECKED, f"was not run: {obstacle}")
@@ -226,7 +223,8 @@ class _Verification:
         if faults:
             return Outcome(compared, State.BROKEN, f"does not match PyTorch: {'; '.join(faults)}")
         if artifact.proven:
-            return Outcome(compared, State.KEPT, f"is within its limits{_but(artifact)}")
+            waived = f", except those waived at export: {', '.join(artifact.waived)}" if artifact.waived else ""
+            return Outcome(compared, State.KEPT, f"is within its limits{waived}")
         return Outcome(compared, State.PROVEN, "was unproven; now proven on this machine")
 
     def _engine(self, artifact: Artifact) -> Engine:
@@ -283,7 +281,3 @@ def _pytorch_scores(manifest: Manifest, examples: Examples) -> dict[str, float]:
         for figure in artifact.accuracy
         if (figure.reference, figure.examples) == (examples.name, examples.count)
     }
-
-
-def _but(artifact: Artifact) -> str:
-    return f", except those waived at export: {', '.join(artifact.waived)}" if artifact.waived else ""

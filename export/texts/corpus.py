@@ -7,7 +7,7 @@ import importlib.resources
 import json
 from array import array
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bertserve.export.errors import ExportError
 from bertserve.serving.records import EncodedText
@@ -81,16 +81,13 @@ def _read(name: str, least: int) -> list[Text]:
     """One JSON object per line, with `text` and optionally `pair`."""
     try:
         lines = (importlib.resources.files("bertserve.export.texts") / name).read_text(encoding="utf-8").splitlines()
-        texts = [_text(json.loads(line)) for line in lines if line.strip()]
+        entries = [json.loads(line) for line in lines if line.strip()]
+        texts = [(str(e["text"]), str(e["pair"])) if "pair" in e else str(e["text"]) for e in entries]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ExportError(f"export/texts/{name} cannot be read; reinstall bertserve: {error!r}") from error
     if len(texts) < least:
         raise ExportError(f"export/texts/{name} has {len(texts)} texts; at least {least} are needed")
     return texts
-
-
-def _text(entry: dict[str, Any]) -> Text:
-    return (str(entry["text"]), str(entry["pair"])) if "pair" in entry else str(entry["text"])
 
 
 def _pair(text: str, partner: Text) -> tuple[str, str]:

@@ -87,15 +87,15 @@ class _Export:
 
     def form(self, name: str) -> dict[str, Any]:
         """A form's figures, or why it cannot be made; INT8 and fp16 take the first variant within their limits."""
-        ways: dict[str, Sequence[Any]] = {
+        options: dict[str, Sequence[Any]] = {
             "fp16": half.NORMALIZATIONS,
             **dict.fromkeys(int8.ARTIFACTS, int8.schemes(self._checkpoint)),
         }
         found: dict[str, Any] = {}
-        for way in ways.get(name, ("",)):
+        for option in options.get(name, ("",)):
             path = self._folder / ARTIFACTS[name].file
             try:
-                self._make(name, way, path)
+                self._make(name, option, path)
                 found = self._compared(name, path)
             except ExportError as error:
                 return {"obstacle": str(error)}
@@ -103,25 +103,25 @@ class _Export:
                 break
         return found
 
-    def _make(self, name: str, way: Any, path: Path) -> None:  # noqa: ANN401  of `int8.schemes` or half.NORMALIZATIONS
+    def _make(self, name: str, option: Any, path: Path) -> None:  # noqa: ANN401  of `int8.schemes` or half.NORMALIZATIONS
         if name in int8.ARTIFACTS:
-            self._int8.make(name, path, way, self._fused, self._raw)
+            self._int8.make(name, path, option, self._fused, self._raw)
         elif name == "fp16":
             shares = self._checkpoint.encoder.family.shared_layers
-            half.convert(self._fused, path, shared_layers=shares, normalizations=way)
+            half.convert(self._fused, path, shared_layers=shares, normalizations=option)
         else:
             editor.copy(self._fused, path)
 
     def _compared(self, name: str, path: Path) -> dict[str, Any]:
         target, size = ARTIFACTS[name].target, path.stat().st_size
         if target == "cuda":
-            twin = self._folder / "twin.onnx"
-            emulation.emulate(path, twin)
-            path, target = twin, "cpu"
+            emulated = self._folder / "emulated.onnx"
+            emulation.emulate(path, emulated)
+            path, target = emulated, "cpu"
         engine = open_engine(task_model.spec_of(self._checkpoint, path), target, THREADS)
         limits, most = self._limits[name], self._checkpoint.max_length
         verdict = parity.verify(engine, self._judge, self.reference, limits, max_length=most, count=_uncounted)
-        # A CPU twin's time says nothing about a GPU's.
+        # An emulation's time says nothing about a GPU's.
         if ARTIFACTS[name].target != "cuda":
             self.engines[name] = engine
         found = verdict.parity
