@@ -14,13 +14,13 @@ from safetensors import SafetensorError, safe_open
 from bertserve.export.checkpoint.families import FAMILIES
 from bertserve.export.checkpoint.unpickle import TYPES
 from bertserve.export.checkpoint.weights import damage, readable
-from bertserve.export.errors import ExportError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from bertserve.export.checkpoint.families.family import Family
+    from bertserve.export.checkpoint.folder import Folder
     from bertserve.export.checkpoint.safetensors_file import Tensor
     from bertserve.export.checkpoint.weights import Weights
 
@@ -68,12 +68,12 @@ def read(
     """
     names = {_canonical(name, family.prefix): name for name in expected}
     tensors = dict(_read_known(weights, family, names.keys(), body_only=body_only))
-    where = f"checkpoint {weights.folder.path}"
-    _add(where, tensors, family.added)
+    folder = weights.folder
+    _add(folder, tensors, family.added)
     for name in family.zero & names.keys() - tensors.keys():
         tensors[name] = torch.zeros(expected[names[name]].shape)
     if tied:
-        _tie(where, tensors, {name: source for name, source in family.tied.items() if name in names})
+        _tie(folder, tensors, {name: source for name, source in family.tied.items() if name in names})
     _check(weights, tensors, {name: expected[own] for name, own in names.items()}, model)
     return {names[name]: tensor for name, tensor in tensors.items()}
 
@@ -104,50 +104,47 @@ def _check(
     model: str,
     settings: str = "",
 ) -> None:
-    where = f"checkpoint {weights.folder.path}"
+    folder = weights.folder
     if missing := sorted(expected.keys() - tensors.keys()):
         if before := _before(weights, missing):
             wrapper = next((name for start, name in _WRAPPERS.items() if before.startswith(start)), "a wrapper model")
-            raise ExportError(
-                f"{where}: the weight names begin with {before!r} ({wrapper}), so Transformers would find "
+            raise folder.error(
+                f"the weight names begin with {before!r} ({wrapper}), so Transformers would find "
                 "none; save the inner model with save_pretrained"
             )
         untrained = missing[0].startswith(HEADS)
         remedy = " (a head that was never trained); fine-tune it, or select another --task" if untrained else _REMEDY
-        raise ExportError(
-            f"{where}: the weights lack {len(missing)} of {len(expected)} tensors that {model} needs, "
-            f"first {missing[0]}{remedy}"
+        raise folder.error(
+            f"the weights lack {len(missing)} of {len(expected)} tensors that {model} needs, first {missing[0]}{remedy}"
         )
     if unknown := sorted(tensors.keys() - expected.keys()):
-        raise ExportError(
-            f"{where}: the weights have {len(unknown)} tensors that {model} does not, first {unknown[0]}{_REMEDY}"
+        raise folder.error(
+            f"the weights have {len(unknown)} tensors that {model} does not, first {unknown[0]}{_REMEDY}"
         )
     for name, tensor in tensors.items():
         shape = expected[name].shape
         if tensor.shape != shape:
-            raise ExportError(
-                f"{where}: {name} has shape {list(tensor.shape)}, but config.json requires {list(shape)}{settings}"
+            raise folder.error(
+                f"{name} has shape {list(tensor.shape)}, but config.json requires {list(shape)}{settings}"
             )
 
 
-def _add(where: str, tensors: dict[str, torch.Tensor], added: Mapping[str, str]) -> None:
+def _add(folder: Folder, tensors: dict[str, torch.Tensor], added: Mapping[str, str]) -> None:
     for name, beside in added.items():
         if absent := [table for table in (name, beside) if table not in tensors]:
-            raise ExportError(f"{where}: the weights lack {absent[0]}")
+            raise folder.error(f"the weights lack {absent[0]}")
         row, table = tensors.pop(name)[0], tensors[beside]
         if row.shape != table.shape[1:]:
-            raise ExportError(
-                f"{where}: {name} has rows of shape {list(row.shape)}, but {beside} has {list(table.shape[1:])}"
-            )
+            raise folder.error(f"{name} has rows of shape {list(row.shape)}, but {beside} has {list(table.shape[1:])}")
         tensors[beside] = table + row
 
 
-def _tie(where: str, tensors: dict[str, torch.Tensor], tied: Mapping[str, str]) -> None:
+def _tie(folder: Folder, tensors: dict[str, torch.Tensor], tied: Mapping[str, str]) -> None:
     for name, source in tied.items():
         if source not in tensors:
             continue
         if name in tensors and not torch.equal(tensors[name], tensors[source]):
-            raise ExportError(f"{where}: {name} must equal {source} (tie_word_embeddings in config.json), but differs")
+            raise folder.error(f"{name} must equal {source} (tie_word_embeddings in config.json), but differs")
         tensors[name] = tensors[source]
 
 
