@@ -371,11 +371,9 @@ def _find_lengths(
     model: _Model, task: _Task, words: vocabulary.Vocabulary, requested: int | None
 ) -> tuple[int, MultiVector | None]:
     """The maximum length of an input, and how a multi-vector model reads queries and documents."""
-    sentence, positions = (
-        task.sentence,
-        _positions(model.encoder, task.facts, words, task.sentence.transformer.max_length),
-    )
-    own = sentence.transformer.max_length or words.length_limit or positions
+    sentence, stated = task.sentence, task.sentence.transformer.max_length
+    positions = _positions(model.encoder, task.facts, words, stated)
+    own = stated or words.length_limit or positions
     length = requested or min(own, positions)
     # The special tokens alone always fit.
     least = max(_MIN_LENGTH, words.reference.num_special_tokens_to_add(pair=True))
