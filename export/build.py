@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-import importlib.metadata
 import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import onnx
@@ -29,11 +29,11 @@ from bertserve.export.proof.end_to_end import EndToEndProof
 from bertserve.export.proof.engine import open_engine
 from bertserve.export.proof.evaluation import Labelled, ReferenceEvaluation
 from bertserve.export.proof.reference_library import NotLoadedError, load
-from bertserve.export.recipe import FORMS, INT8_ENGINE
+from bertserve.export.recipe import ARTIFACTS, INT8_ENGINE
 from bertserve.export.report import latency, page
 from bertserve.export.tasks import EXPORTS
 from bertserve.export.texts import corpus
-from bertserve.serving.host import available_cpus, integer_kernels, processor
+from bertserve.serving.host import available_cpus, installed, integer_kernels, processor
 from bertserve.serving.models import query_weights
 from bertserve.serving.models.artifact_selection import few_agree
 from bertserve.serving.models.bundle import BundleWriter, data_entry, file_entry
@@ -55,7 +55,7 @@ from bertserve.serving.models.verified_dir import digest
 from bertserve.serving.tasks import TASKS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from bertserve.export.checkpoint.reader import Checkpoint
     from bertserve.export.progress import Progress
@@ -70,6 +70,9 @@ if TYPE_CHECKING:
 
 _WORK = "work"
 _INT8_GRAPH = "the INT8 graph for TensorRT"
+
+_Option = TypeVar("_Option")
+_Made = TypeVar("_Made")
 
 
 @dataclass(slots=True, frozen=True)
@@ -91,13 +94,12 @@ class _EngineGraph:
 
     Attributes:
         result: The comparison with PyTorch; None if there was none.
-        way: How it was quantized.
     """
 
     path: Path
     precision: Precision
     result: Result | None = None
-    way: int8.Way = int8.STATIC
+    scheme: int8.Scheme = int8.STATIC
 
 
 def build(recipe: Recipe, checkpoint: Checkpoint, writer: BundleWriter, progress: Progress) -> Built:
@@ -107,7 +109,7 @@ def build(recipe: Recipe, checkpoint: Checkpoint, writer: BundleWriter, progress
         ExportError: A check or a limit failed.
         BundleError: The bundle cannot be written or opened.
     """
-    if "int8-openvino" in recipe.forms:
+    if "int8-openvino" in recipe.artifacts:
         openvino.require_library()
     with writer:
         return _Export(recipe, checkpoint, writer, progress).run()
@@ -131,39 +133,39 @@ class _Export:
     def run(self) -> Built:
         cache = self._recipe.cache_dir
         if cache is None or tensorrt.NATIVE not in self._recipe.tensorrt:
-            return self._made(None)
+            return self._make(None)
         with CacheWriter(cache, self._writer.model, self._writer.version) as node:
             native.recall_timings(cache, self._folder.with_name(str(self._writer.version - 1)), node.path)
-            return self._made(node)
+            return self._make(node)
 
-    def _made(self, node: CacheWriter | None) -> Built:
+    def _make(self, node: CacheWriter | None) -> Built:
         self._raw.parent.mkdir()
-        evaluation = self._evaluation(self._examples())
+        evaluation = self._evaluate(self._read_examples())
         # A large model fills memory, and PyTorch's modules form reference cycles.
         gc.collect()
         with self._progress.stage("fusing operators"):
             optimize.fuse(self._raw, self._fused, optimize.shape_of(self._checkpoint))
-        artifacts = [made for form in self._recipe.forms if (made := self._attempt(form, evaluation)) is not None]
+        artifacts = [made for name in self._recipe.artifacts if (made := self._artifact(name, evaluation)) is not None]
         if not artifacts:
             raise BrokenLimitError("; ".join(self._refused))
-        shipped, own = self._engines(node, evaluation)
+        shipped, own = self._build_engines(node, evaluation)
         with self._progress.stage("writing the bundle"):
             shutil.rmtree(self._raw.parent)
             reference.write(self._folder / reference.REFERENCE, self._comparator, evaluation.reference)
             manifest = self._manifest((*artifacts, *shipped), self._files())
-            bundle = self._writer.publish(self._reported(manifest, evaluation.reference))
+            bundle = self._writer.publish(self._report(manifest, evaluation.reference))
             if node is not None:
                 node.publish(bundle, engines=own, files=[native.TIMINGS])
         return Built(bundle, self._refused)
 
-    def _reported(self, manifest: Manifest, reference: parity.Reference) -> Manifest:
+    def _report(self, manifest: Manifest, reference: parity.Reference) -> Manifest:
         """Writes the report page, and adds it to the files of the manifest."""
         path = self._folder / REPORT
         machine = page.Machine(processor(), available_cpus())
         path.write_text(page.render(manifest, reference, self._findings, machine), encoding="utf-8")
         return msgspec.structs.replace(manifest, files=(*manifest.files, file_entry(path)))
 
-    def _examples(self) -> list[Examples]:
+    def _read_examples(self) -> list[Examples]:
         checkpoint = self._checkpoint
         reader = EXPORTS[checkpoint.task].reader(
             checkpoint.task,
@@ -178,15 +180,16 @@ class _Export:
         )
         return [reader.read(path) for path in self._recipe.references]
 
-    def _evaluation(self, examples: Sequence[Examples]) -> ReferenceEvaluation:
+    def _evaluate(self, examples: Sequence[Examples]) -> ReferenceEvaluation:
         """Writes the graph and computes PyTorch's answers."""
         progress, checkpoint = self._progress, self._checkpoint
         with progress.stage("loading the weights"):
             model = task_model.load(checkpoint)
-        texts, encoded = _texts(checkpoint)
+        texts = corpus.for_task(corpus.read(), checkpoint.task)
+        encoded = checkpoint.encode(texts)
         if checkpoint.active:
             with progress.stage("counting the weights of words"):
-                checkpoint = self._limited(model, encoded)
+                checkpoint = self._limit_active(model, encoded)
         with progress.stage("exporting the graph"):
             task_model.write(model, self._raw)
         whole = [*encoded, *(text for each in examples for text in each.texts)]
@@ -202,7 +205,7 @@ class _Export:
         gc.collect()
         return ReferenceEvaluation(self._comparator, answers, labelled, checkpoint.max_length, self._end_to_end_proof())
 
-    def _limited(self, model: task_model.TaskModel, texts: Sequence[EncodedText]) -> Checkpoint:
+    def _limit_active(self, model: task_model.TaskModel, texts: Sequence[EncodedText]) -> Checkpoint:
         """Limits the weights that a sparse encoder's graph returns for each text."""
         most = tensorrt.LARGEST_TOP_K if self._recipe.tensorrt else None
         self._checkpoint = task_model.limit_active(model, self._checkpoint, texts, most, threads=available_cpus())
@@ -230,67 +233,86 @@ class _Export:
         self._reference_library = ReferenceLibrary(name, texts, reason)
         self._progress.notice(f"end-to-end check skipped, only token IDs were compared: {reason}")
 
-    def _attempt(self, name: str, evaluation: ReferenceEvaluation) -> Artifact | None:
+    def _artifact(self, name: str, evaluation: ReferenceEvaluation) -> Artifact | None:
         """An artifact, or None if it fails. Only fp32 is required."""
-        try:
-            return self._judged(name, self._artifact(name, evaluation))
-        except NoRoomError:
-            raise
-        except ExportError as error:
-            if name == "fp32":
-                raise
-            file, sentence = FORMS[name].file, str(error)
-            self._refused.append(sentence if sentence.startswith(file) else f"{file} cannot be exported: {sentence}")
-            for leftover in self._folder.glob(f"{file}*"):
-                leftover.unlink()
-            return None
-
-    def _artifact(self, name: str, evaluation: ReferenceEvaluation) -> Artifact:
-        form = FORMS[name]
-        path = self._folder / form.file
-        if name in int8.FORMS:
-            return self._eight_bits(path, name, evaluation)
+        path = self._folder / ARTIFACTS[name].file
+        if name == "fp32":
+            return self._judge(name, self._copy(path, evaluation))
         if name == "fp16":
-            # Without a fused normalization both ways make the same graph.
+            # Without a fused normalization both precisions make the same graph.
             is_fused = half.FUSED_NORMALIZATION in optimize.shape_of(self._checkpoint).fused()
-            return self._sixteen_bits(path, evaluation, half.WAYS if is_fused else half.WAYS[:1])
+            precisions = half.NORMALIZATIONS if is_fused else half.NORMALIZATIONS[:1]
+            artifact = self._first_within_limits(
+                path.name,
+                precisions,
+                lambda precision: self._halve(path, precision, evaluation, is_last=precision == precisions[-1]),
+                "with {0} normalizations, {2}; retrying with {1} normalizations",
+            )
+        else:
+            artifact = self._first_within_limits(
+                path.name,
+                int8.schemes(self._checkpoint),
+                lambda scheme: self._quantize(path, name, scheme, evaluation),
+            )
+        if artifact is not None:
+            return self._judge(name, artifact)
+        for leftover in self._folder.glob(f"{path.name}*"):
+            leftover.unlink()
+        return None
+
+    def _first_within_limits(
+        self,
+        title: str,
+        options: Sequence[_Option],
+        make: Callable[[_Option], _Made],
+        retry: str = "{0} failed, trying {1}: {2}",
+    ) -> _Made | None:
+        """What the first option makes within the limits; None, with the reason among the refused, if none does.
+
+        Args:
+            title: What is made, to begin a sentence with.
+            options: The preferred one first.
+            make: Makes and compares it; raises `BrokenLimitError` to try the next option.
+            retry: The notice of a retry: the option that failed, the next one and the reason.
+        """
+        for option, following in zip_longest(options, options[1:]):
+            try:
+                return make(option)
+            except NoRoomError:
+                raise
+            except BrokenLimitError as broken:
+                if following is not None:
+                    self._progress.notice(retry.format(option, following, broken))
+                    continue
+                self._refused.append(str(broken))
+            except ExportError as error:
+                self._refused.append(f"{title} cannot be exported: {error}")
+            break
+        return None
+
+    def _copy(self, path: Path, evaluation: ReferenceEvaluation) -> Artifact:
         with self._progress.stage(f"making {path.name}"):
             editor.copy(self._fused, path, editor.MAPPED)
-        return self._verified(path, name, evaluation)
+        return self._prove(path, "fp32", evaluation)
 
-    def _sixteen_bits(self, path: Path, evaluation: ReferenceEvaluation, ways: Sequence[half.Way]) -> Artifact:
-        way, *others = ways
-        shares = self._checkpoint.family.shared_layers
-        with self._progress.stage(f"making {path.name}"):
-            half.convert(self._fused, path, shared_layers=shares, normalizations=way)
-        try:
-            # A CPU would round differently from a GPU.
-            artifact = self._verified(path, "fp16", evaluation, runnable=self._twin(path))
-            if not others or not artifact.waived:
-                return artifact
-            broken = f"{path.name} breaks {', '.join(artifact.waived)}"
-        except BrokenLimitError as error:
-            if not others:
-                raise
-            broken = str(error)
-        self._progress.notice(f"with {way} normalizations, {broken}; retrying with {others[0]} normalizations")
-        return self._sixteen_bits(path, evaluation, others)
-
-    def _eight_bits(
-        self, path: Path, name: str, evaluation: ReferenceEvaluation, ways: Sequence[int8.Way] = ()
+    def _halve(
+        self, path: Path, normalizations: half.Normalization, evaluation: ReferenceEvaluation, *, is_last: bool
     ) -> Artifact:
-        way, *others = ways or int8.ways(self._checkpoint)
+        shares = self._checkpoint.encoder.family.shared_layers
         with self._progress.stage(f"making {path.name}"):
-            self._int8.make(name, path, way, self._fused, self._raw)
-        try:
-            return self._verified(path, name, evaluation, self._int8.quantisation(name, way))
-        except BrokenLimitError as broken:
-            if not others:
-                raise
-            self._progress.notice(f"{way} failed, trying {others[0]}: {broken}")
-        return self._eight_bits(path, name, evaluation, others)
+            half.convert(self._fused, path, shared_layers=shares, normalizations=normalizations)
+        # A CPU would round differently from a GPU.
+        artifact = self._prove(path, "fp16", evaluation, runnable=self._emulate(path))
+        if artifact.waived and not is_last:
+            raise BrokenLimitError(f"{path.name} breaks {', '.join(artifact.waived)}")
+        return artifact
 
-    def _engines(
+    def _quantize(self, path: Path, name: str, scheme: int8.Scheme, evaluation: ReferenceEvaluation) -> Artifact:
+        with self._progress.stage(f"making {path.name}"):
+            self._int8.make(name, path, scheme, self._fused, self._raw)
+        return self._prove(path, name, evaluation, self._int8.quantisation(name, scheme))
+
+    def _build_engines(
         self, node: CacheWriter | None, evaluation: ReferenceEvaluation
     ) -> tuple[list[Artifact], list[Artifact]]:
         """TensorRT engines for the bundle, and engines of this node for its cache.
@@ -301,15 +323,15 @@ class _Export:
             return [], []
         away = [target for target in self._recipe.tensorrt if target not in {tensorrt.NATIVE, tensorrt.GRAPH}]
         shipped, own = [], []
-        for graph in self._engine_graphs(evaluation):
+        for graph in self._make_engine_graphs(evaluation):
             if tensorrt.GRAPH in self._recipe.tensorrt:
                 editor.copy(graph.path, self._folder / ENGINE_GRAPHS[graph.precision])
-            shipped += [self._engine(graph, target, self._folder) for target in away]
+            shipped += [self._build_engine(graph, target, self._folder) for target in away]
             if node is not None:
-                own.append(self._engine(graph, tensorrt.NATIVE, node.path, node.path / native.TIMINGS))
+                own.append(self._build_engine(graph, tensorrt.NATIVE, node.path, node.path / native.TIMINGS))
         return shipped, own
 
-    def _engine_graphs(self, evaluation: ReferenceEvaluation) -> list[_EngineGraph]:
+    def _make_engine_graphs(self, evaluation: ReferenceEvaluation) -> list[_EngineGraph]:
         """The requested graphs for TensorRT, without a quantized one that breaks a limit."""
         halved, precisions = self._raw.with_name("half.onnx"), self._recipe.tensorrt_precisions
         with self._progress.stage("making the fp16 graph"):
@@ -318,38 +340,18 @@ class _Export:
         if "int8" not in precisions:
             return graphs
         quantised = self._raw.with_name(ENGINE_GRAPHS["int8"])
-        ways = [way for way in int8.ways(self._checkpoint) if way.activations == "static"]
-        try:
-            way, result = self._quantised_for_tensorrt(quantised, halved, exponents, ways, evaluation)
-        except NoRoomError:
-            raise
-        except ExportError as error:
-            sentence = str(error)
-            is_broken = sentence.startswith(_INT8_GRAPH)
-            self._refused.append(sentence if is_broken else f"{_INT8_GRAPH} cannot be exported: {sentence}")
-            return graphs
-        return [*graphs, _EngineGraph(quantised, "int8", result, way)]
 
-    def _quantised_for_tensorrt(
-        self,
-        path: Path,
-        halved: Path,
-        exponents: Mapping[str, int],
-        ways: Sequence[int8.Way],
-        evaluation: ReferenceEvaluation,
-    ) -> tuple[int8.Way, Result]:
-        way, *others = ways
-        with self._progress.stage(f"making {_INT8_GRAPH}"):
-            self._int8.make_for_tensorrt(path, way, self._raw, halved, exponents)
-        try:
-            return way, self._compared(_INT8_GRAPH, self._twin(path), INT8_ENGINE, "cpu", evaluation)[1]
-        except BrokenLimitError as broken:
-            if not others:
-                raise
-            self._progress.notice(f"{way} failed, trying {others[0]}: {broken}")
-        return self._quantised_for_tensorrt(path, halved, exponents, others, evaluation)
+        def quantize(scheme: int8.Scheme) -> _EngineGraph:
+            with self._progress.stage(f"making {_INT8_GRAPH}"):
+                self._int8.make_for_tensorrt(quantised, scheme, self._raw, halved, exponents)
+            _, result = self._compare(_INT8_GRAPH, self._emulate(quantised), INT8_ENGINE, "cpu", evaluation)
+            return _EngineGraph(quantised, "int8", result, scheme)
 
-    def _engine(self, graph: _EngineGraph, target: str, folder: Path, timings: Path | None = None) -> Artifact:
+        schemes = [scheme for scheme in int8.schemes(self._checkpoint) if scheme.activations == "static"]
+        graph = self._first_within_limits(_INT8_GRAPH, schemes, quantize)
+        return graphs if graph is None else [*graphs, graph]
+
+    def _build_engine(self, graph: _EngineGraph, target: str, folder: Path, timings: Path | None = None) -> Artifact:
         made = self._raw.with_name(f"{target}.engine")
         with self._progress.stage(f"building the TensorRT engine for {target} in {graph.precision}"):
             done = tensorrt.build(
@@ -375,11 +377,11 @@ class _Export:
             also=verdict.further,
             waived=tuple(graph.result.broken),
             limits=self._recipe.asked_of(INT8_ENGINE),
-            quantisation=self._int8.quantisation(INT8_ENGINE, graph.way),
+            quantisation=self._int8.quantisation(INT8_ENGINE, graph.scheme),
         )
-        return self._judged(INT8_ENGINE, proven)
+        return self._judge(INT8_ENGINE, proven)
 
-    def _verified(
+    def _prove(
         self,
         path: Path,
         name: str,
@@ -389,18 +391,18 @@ class _Export:
         runnable: Path | None = None,
     ) -> Artifact:
         """A compared artifact, or what stands for it on this machine."""
-        form = FORMS[name]
-        engine, result = self._compared(form.file, runnable or path, name, _prover(form.target), evaluation)
+        kind = ARTIFACTS[name]
+        # A GPU's graph is emulated on a CPU, whose timings say nothing about the GPU.
+        timed = kind.target != "cuda"
+        engine, result = self._compare(kind.file, runnable or path, name, kind.target if timed else "cpu", evaluation)
         verdict = result.verdict
-        # Timings of a twin say nothing about the real artifact.
-        timed = form.target != "cuda"
-        latencies = self._latencies(path.name, engine, evaluation, batched=verdict.batch_invariant) if timed else []
+        latencies = self._measure(path.name, engine, evaluation, batched=verdict.batch_invariant) if timed else []
         self._findings[path.name] = page.Finding(verdict.comparison, latencies)
         return Artifact(
             file=path.name,
             kind="onnx",
-            precision=form.precision,
-            target=form.target,
+            precision=kind.precision,
+            target=kind.target,
             sha256=digest(path),
             size_bytes=path.stat().st_size,
             data=data_entry(path),
@@ -411,14 +413,14 @@ class _Export:
             accuracy=result.accuracy,
             waived=tuple(result.broken),
             limits=self._recipe.asked_of(name),
-            proven_on=integer_kernels() if form.target != "cuda" else (),
+            proven_on=integer_kernels() if timed else (),
             sample=None if quantisation is None else verdict.sample,
             quantisation=quantisation,
             end_to_end=result.end_to_end,
             also=verdict.further,
         )
 
-    def _judged(self, name: str, artifact: Artifact) -> Artifact:
+    def _judge(self, name: str, artifact: Artifact) -> Artifact:
         """The artifact with the reason if it is not served by default: too few answers equal PyTorch's."""
         few = few_agree(artifact, self._checkpoint.task)
         if not few or "agreement" in artifact.limits:
@@ -429,7 +431,7 @@ class _Export:
 
     def _cost_of_fp32(self, file: str) -> str:
         """The time of fp32 relative to this artifact, for the longest text that was timed alone."""
-        findings = [self._findings.get(each) for each in (FORMS["fp32"].file, file)]
+        findings = [self._findings.get(each) for each in (ARTIFACTS["fp32"].file, file)]
         cells = [finding.latencies for finding in findings if finding is not None]
         if len(cells) < len(findings):
             return ""
@@ -440,7 +442,7 @@ class _Export:
         tokens = max(timed)
         return f"; fp32 takes {fp32[tokens] / own[tokens]:.1f} times as long for a text of {tokens} tokens"
 
-    def _latencies(
+    def _measure(
         self, name: str, engine: Engine, evaluation: ReferenceEvaluation, *, batched: bool
     ) -> list[latency.Latency]:
         with self._progress.stage(f"timing {name}"):
@@ -452,17 +454,10 @@ class _Export:
                 count=self._progress.count,
             )
 
-    def _compared(
+    def _compare(
         self, title: str, runnable: Path, name: str, target: Target, evaluation: ReferenceEvaluation
     ) -> tuple[Engine, Result]:
         """Compares an artifact, or its stand-in, with PyTorch.
-
-        Args:
-            title: The artifact's name in messages.
-            runnable: The graph that runs.
-            name: The artifact's name in limits.
-            target: The library that runs it here.
-            evaluation: PyTorch's answers.
 
         Raises:
             BrokenLimitError: It breaks a limit that the recipe does not waive.
@@ -477,18 +472,18 @@ class _Export:
             self._leave_unproven(proof.name, proof.texts, proof.obstacle)
         for limit, sentence in result.broken.items():
             if not self._recipe.allows(name, limit):
-                calibrated = name in int8.FORMS or name == INT8_ENGINE
+                calibrated = name in int8.ARTIFACTS or name == INT8_ENGINE
                 texts = ", or calibrate on your own texts with --calibration" if calibrated else ""
                 raise BrokenLimitError(
                     f"{title} does not match PyTorch: {sentence}; accept it with --allow {name}.{limit}{texts}"
                 )
         return engine, result
 
-    def _twin(self, path: Path) -> Path:
+    def _emulate(self, path: Path) -> Path:
         """A graph that gives on a CPU the answers of an fp16 or quantized graph on a GPU."""
-        twin = self._raw.with_name("twin.onnx")
-        emulation.emulate(path, twin)
-        return twin
+        emulated = self._raw.with_name("emulated.onnx")
+        emulation.emulate(path, emulated)
+        return emulated
 
     def _files(self) -> tuple[FileEntry, ...]:
         folder = self._folder
@@ -506,7 +501,7 @@ class _Export:
             version=writer.version,
             task=checkpoint.task,
             pooling="+".join(sentence.pooling) if embeds else None,
-            dimensions=checkpoint.dimensions if checkpoint.dimensions != checkpoint.hidden_size else None,
+            dimensions=checkpoint.dimensions if checkpoint.dimensions != checkpoint.encoder.hidden_size else None,
             normalize=sentence.normalize if embeds else True,
             matryoshka=checkpoint.matryoshka,
             similarity=sentence.similarity if "similarity" in TASKS[checkpoint.task].facts else None,
@@ -519,15 +514,15 @@ class _Export:
             query_weights=checkpoint.query_weights is not None,
             multi_vector=checkpoint.multi_vector
             or token_heads.sides(checkpoint.token_heads, checkpoint.max_length, checkpoint.dimensions),
-            hidden_size=checkpoint.hidden_size,
-            vocab_size=checkpoint.size("vocab_size"),
+            hidden_size=checkpoint.encoder.hidden_size,
+            vocab_size=checkpoint.encoder.vocab_size,
             max_length=checkpoint.max_length,
             special_ids=checkpoint.vocabulary.special_ids,
             inputs=task_model.inputs(checkpoint),
             outputs=task_model.outputs(checkpoint),
             artifacts=artifacts,
             files=files,
-            source=Source(source.name, checkpoint.architecture, checkpoint.sha256(), source.revision()),
+            source=Source(source.name, checkpoint.encoder.architecture, checkpoint.sha256(), source.revision()),
             tools=_tools(),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             also=checkpoint.also,
@@ -550,23 +545,7 @@ def comparator_of(checkpoint: Checkpoint) -> DecisionComparator:
     )
 
 
-def _texts(checkpoint: Checkpoint) -> tuple[list[corpus.Text], list[EncodedText]]:
-    texts = corpus.for_task(corpus.read(), checkpoint.task)
-    return texts, checkpoint.encode(texts)
-
-
 def _tools() -> dict[str, str]:
     modules = (torch, transformers, onnx, onnxruntime, tokenizers, safetensors)
-    return {"bertserve": _own_version(), **{module.__name__: str(module.__version__) for module in modules}}
-
-
-def _own_version() -> str:
-    try:
-        return importlib.metadata.version("bertserve")
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def _prover(target: Target) -> Target:
-    """The target that proves an artifact during export. For a GPU this is its twin on a CPU."""
-    return "cpu" if target == "cuda" else target
+    own = installed("bertserve") or {"bertserve": "not installed"}
+    return {**own, **{module.__name__: str(module.__version__) for module in modules}}

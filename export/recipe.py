@@ -18,13 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from bertserve.export.checkpoint.labels import Asked
     from bertserve.export.checkpoint.layouts.case import Case
     from bertserve.serving.models.manifest import Artifact
 
 
 @dataclass(slots=True, frozen=True)
-class Form:
+class ArtifactKind:
     """A kind of ONNX artifact.
 
     Attributes:
@@ -37,11 +36,11 @@ class Form:
     file: str
 
 
-FORMS = {
-    "fp32": Form("fp32", "cpu", "model.fp32.onnx"),
-    "int8": Form("int8", "cpu", "model.int8.onnx"),
-    "int8-openvino": Form("int8", "openvino", "model.int8.openvino.onnx"),
-    "fp16": Form("fp16", "cuda", "model.fp16.onnx"),
+ARTIFACTS = {
+    "fp32": ArtifactKind("fp32", "cpu", "model.fp32.onnx"),
+    "int8": ArtifactKind("int8", "cpu", "model.int8.onnx"),
+    "int8-openvino": ArtifactKind("int8", "openvino", "model.int8.openvino.onnx"),
+    "fp16": ArtifactKind("fp16", "cuda", "model.fp16.onnx"),
 }
 """ONNX artifacts by their names on the command line, in the order in which they are made.
 
@@ -51,13 +50,15 @@ fp16 is for ONNX Runtime on a GPU. On a CPU it is only proven, because it is slo
 INT8_ENGINE = "int8-tensorrt"
 """The name of TensorRT's INT8 engines in limits. Their graph is checked at export, the engine where it runs."""
 
-_PRECISIONS: Mapping[str, Precision] = {name: form.precision for name, form in FORMS.items()} | {INT8_ENGINE: "int8"}
+_PRECISIONS: Mapping[str, Precision] = {name: kind.precision for name, kind in ARTIFACTS.items()} | {
+    INT8_ENGINE: "int8"
+}
 
 LIMITED = tuple(_PRECISIONS)
 """Names of artifacts with limits."""
 
-DEFAULT_FORMS = ("fp32", "int8")
-SECOND = "int8-openvino"
+DEFAULT_ARTIFACTS = ("fp32", "int8")
+OPENVINO_ARTIFACT = "int8-openvino"
 """Also made by default if OpenVINO is installed."""
 
 LIMIT_NAMES = tuple(limit.name for limit in fields(Limits))
@@ -85,9 +86,7 @@ class Recipe:
         source: A folder, a hub id, or `demo`.
         out: The model repository to write to.
         name: The model's name there; None takes it from the source.
-        forms: ONNX artifacts to make, in the order of `FORMS`.
-        tensorrt: Targets of TensorRT engines.
-        tensorrt_precisions: fp16, int8.
+        artifacts: ONNX artifacts to make, in the order of `ARTIFACTS`.
         cache_dir: The cache of the node for native engines; None for none.
         max_length: Maximum tokens of an input; None takes it from the checkpoint.
         task: The task; None takes it from the checkpoint.
@@ -95,7 +94,7 @@ class Recipe:
         outputs: Outputs of an encoder with several; None takes all.
         change_task: Whether the model's task may change.
         references: Files of labeled text for the task's metric.
-        limits: Limits other than the task's, by name, or by `form.name` for one artifact.
+        limits: Limits other than the task's, by name, or by `artifact.name` for one artifact.
         allowed: Names of limits, in the same two ways, that may be broken.
         calibration: A file of text for calibration; None for the package's own texts.
         calibration_column: The column of that file, by number or name.
@@ -107,12 +106,12 @@ class Recipe:
     source: str
     out: Path
     name: str | None = None
-    forms: tuple[str, ...] = DEFAULT_FORMS
+    artifacts: tuple[str, ...] = DEFAULT_ARTIFACTS
     tensorrt: tuple[str, ...] = ()
     tensorrt_precisions: tuple[Precision, ...] = ("fp16",)
     cache_dir: Path | None = None
     max_length: int | None = None
-    task: Asked | None = None
+    task: str | None = None
     case: Case | None = None
     outputs: tuple[str, ...] | None = None
     change_task: bool = False
@@ -135,7 +134,7 @@ class Recipe:
         decisive = [
             SCHEMA_VERSION,
             host.installed("bertserve"),
-            [self.forms, self.tensorrt, self.tensorrt_precisions, self.max_length, self.task, self.case],
+            [self.artifacts, self.tensorrt, self.tensorrt_precisions, self.max_length, self.task, self.case],
             self.calibration_column,
             [sorted(self.limits.items()), sorted(self.allowed)],
             [(file.name, digest(file)) for file in files],
@@ -143,13 +142,13 @@ class Recipe:
         ]
         return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
 
-    def asked_of(self, form: str) -> dict[str, float]:
+    def asked_of(self, artifact: str) -> dict[str, float]:
         """The limits set for an artifact; limits of one artifact override those for all."""
-        asked = {name: self.limits[name] for name in LIMIT_NAMES if name in self.limits}
-        return asked | {name: self.limits[f"{form}.{name}"] for name in LIMIT_NAMES if f"{form}.{name}" in self.limits}
+        places = {place: name for prefix in ("", f"{artifact}.") for name in LIMIT_NAMES if (place := prefix + name)}
+        return {name: self.limits[place] for place, name in places.items() if place in self.limits}
 
-    def limits_of(self, form: str, task: str) -> Limits:
-        return replace(EXPORTS[task].limits[_PRECISIONS[form]], **self.asked_of(form))
+    def limits_of(self, artifact: str, task: str) -> Limits:
+        return replace(EXPORTS[task].limits[_PRECISIONS[artifact]], **self.asked_of(artifact))
 
-    def allows(self, form: str, name: str) -> bool:
-        return not self.allowed.isdisjoint({name, f"{form}.{name}"})
+    def allows(self, artifact: str, name: str) -> bool:
+        return not self.allowed.isdisjoint({name, f"{artifact}.{name}"})

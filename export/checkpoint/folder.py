@@ -31,7 +31,6 @@ class Imported:
 
     Attributes:
         stated: The content of JSON files by name.
-        files: The files that hold the weights.
         tensors: Opens them, under the names of Transformers.
     """
 
@@ -61,12 +60,16 @@ class Folder:
         try:
             inside = target.resolve().is_relative_to(self.path.resolve())
         except (OSError, RuntimeError, ValueError) as error:  # a name too long, links in a circle, a byte 0
-            raise ExportError(f"checkpoint {self.path}: the module path {relative!r} is no path: {error}") from error
+            raise self.error(f"the module path {relative!r} is no path: {error}") from error
         if not inside:
-            raise ExportError(f"checkpoint {self.path}: the module path {relative!r} leads outside the folder")
+            raise self.error(f"the module path {relative!r} leads outside the folder")
         if not may_be_missing and not target.is_dir():
-            raise ExportError(f"checkpoint {self.path}: the folder {relative!r} is missing")
+            raise self.error(f"the folder {relative!r} is missing")
         return Folder(target)
+
+    def error(self, sentence: str) -> ExportError:
+        """An error that begins with the checkpoint's name."""
+        return ExportError(f"checkpoint {self.path}: {sentence}")
 
     def has(self, name: str) -> bool:
         return (self.path / name).is_file()
@@ -87,9 +90,9 @@ class Folder:
             return None
         except (ValueError, RecursionError) as error:
             self.check_whole(name)
-            raise ExportError(f"checkpoint {self.path}: {name} is not JSON: {error}") from error
+            raise self.error(f"{name} is not JSON: {error}") from error
         if place is not None:
-            raise ExportError(f"checkpoint {self.path}: {place or 'the text'} in {name} has half of a surrogate pair")
+            raise self.error(f"{place or 'the text'} in {name} has half of a surrogate pair")
         return value
 
     def object(self, name: str) -> dict[str, Any]:
@@ -102,7 +105,7 @@ class Folder:
         if value is None:
             return {}
         if not isinstance(value, dict):
-            raise ExportError(f"checkpoint {self.path}: {name} must be a JSON object")
+            raise self.error(f"{name} must be a JSON object")
         return value
 
     def check_whole(self, name: str) -> None:
@@ -113,10 +116,7 @@ class Folder:
         """
         with (self.path / name).open("rb") as stream:
             if stream.read(len(_POINTER)) == _POINTER:
-                raise ExportError(
-                    f"checkpoint {self.path}: {name} is a Git LFS pointer, not the file itself; run `git lfs pull` "
-                    "in that folder"
-                )
+                raise self.error(f"{name} is a Git LFS pointer, not the file itself; run `git lfs pull` in that folder")
 
     @contextmanager
     def saved(self) -> Iterator[Path]:

@@ -37,7 +37,7 @@ def commit_of(hub_id: str, revision: str | None, token: str | None) -> str:
     """
     if revision is not None and _COMMIT.fullmatch(revision):
         return revision
-    from huggingface_hub import HfApi  # noqa: PLC0415  see the module
+    from huggingface_hub import HfApi  # noqa: PLC0415  slow to import
 
     try:
         return HfApi(token=token).model_info(hub_id, revision=revision, timeout=_ANSWER_S).sha or ""
@@ -53,7 +53,7 @@ def download(hub_id: str, revision: str | None, token: str | None) -> Path:
     Raises:
         ExportError: The hub does not provide it, and it is not cached.
     """
-    from huggingface_hub import snapshot_download  # noqa: PLC0415  see the module
+    from huggingface_hub import snapshot_download  # noqa: PLC0415  slow to import
 
     try:
         folder = Path(snapshot_download(hub_id, revision=revision, token=token, allow_patterns=[*FILES]))
@@ -70,7 +70,7 @@ def download(hub_id: str, revision: str | None, token: str | None) -> Path:
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415  see the module
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415  slow to import
 
     # The bases include the root error of the HTTP library that this version of the client uses.
     roots = [base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception)]
@@ -79,7 +79,7 @@ def _errors() -> tuple[type[Exception], ...]:
 
 def _refusal(hub_id: str, revision: str | None, error: Exception) -> ExportError | None:
     """The hub's reason and what to do; None if the hub was unreachable or failed."""
-    from huggingface_hub import errors  # noqa: PLC0415  see the module
+    from huggingface_hub import errors  # noqa: PLC0415  slow to import
 
     if isinstance(error, errors.HFValidationError):
         return ExportError(f"{hub_id}: not a folder, and not a Hugging Face model ID such as owner/model")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-
-from bertserve.export.errors import ExportError
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from bertserve.export.checkpoint.encoder import Encoder
     from bertserve.export.checkpoint.folder import Folder
     from bertserve.serving.models.manifest import Activation
 
 REGRESSION: Literal["regression"] = "regression"
-Asked: TypeAlias = str
-"""The tasks that can be requested; a regression is the task classify with values instead of labels."""
+"""Can be requested as a task: the task classify with values instead of labels."""
 
 _PROBLEMS = {"single_label_classification": False, "multi_label_classification": True, REGRESSION: False}
 """Values of problem_type, and whether labels are independent."""
@@ -33,8 +31,6 @@ class Labels:
 
     Attributes:
         names: By index; names may repeat.
-        multi_label: Whether each label is decided independently.
-        regression: Whether outputs are values.
     """
 
     names: tuple[str, ...]
@@ -48,12 +44,13 @@ def count_labels(config: dict[str, Any]) -> int:
     return len(named) if isinstance(named, dict) else int(config.get("num_labels", 2))
 
 
-def task_of_head(folder: Folder, config: dict[str, Any], *, is_cross_encoder: bool) -> Asked:
+def task_of_head(encoder: Encoder, *, is_cross_encoder: bool) -> str:
     """The task of a checkpoint with a classification head.
 
     Raises:
         ExportError: Its single output may be a relevance, a probability or a value, and nothing says which.
     """
+    config = encoder.config
     problem, count = config.get("problem_type"), count_labels(config)
     hinted = config.get("sentence_transformers") or config.get("sbert_ce_default_activation_function")
     if count == 1 and (is_cross_encoder or hinted):
@@ -62,24 +59,24 @@ def task_of_head(folder: Folder, config: dict[str, Any], *, is_cross_encoder: bo
         return REGRESSION
     if count > 1 or problem == "multi_label_classification":
         return "classify"
-    raise ExportError(
-        f"checkpoint {folder.path}: the head has one output, and config.json does not define its meaning; set --task "
-        "rerank (relevance of a text to a query), --task classify (probability of one label) or --task "
+    raise encoder.folder.error(
+        "the head has one output, and config.json does not define its meaning; set "
+        "--task rerank (relevance of a text to a query), --task classify (probability of one label) or --task "
         "regression (raw value)"
     )
 
 
-def read_activation(folder: Folder, config: dict[str, Any], settings: dict[str, Any]) -> Activation:
+def read_activation(folder: Folder, encoder: Encoder) -> Activation:
     """The activation of a cross-encoder, by the rule of Sentence Transformers.
 
     Args:
-        folder: The checkpoint, for messages.
-        config: Its config.json.
-        settings: Its config_sentence_transformers.json, which takes precedence.
+        folder: The checkpoint, whose config_sentence_transformers.json takes precedence.
+        encoder: Its encoder.
 
     Raises:
         ExportError: It is neither a sigmoid nor the identity.
     """
+    settings, config = folder.object("config_sentence_transformers.json"), encoder.config
     hint = config.get("sentence_transformers")
     own = hint.get("activation_fn") if isinstance(hint, dict) else None
     places = {
@@ -91,32 +88,26 @@ def read_activation(folder: Folder, config: dict[str, Any], settings: dict[str, 
     if named is None:
         return "sigmoid"
     if str(named) not in _RELEVANCES:
-        raise ExportError(
-            f"checkpoint {folder.path}: cross-encoder activation {named!r} ({place}) cannot be exported; "
-            "supported: torch.nn Sigmoid and Identity"
+        raise folder.error(
+            f"cross-encoder activation {named!r} ({place}) cannot be exported; supported: torch.nn Sigmoid and Identity"
         )
     return _RELEVANCES[str(named)]
 
 
-def read_labels(folder: Folder, config: dict[str, Any], task: Asked) -> Labels:
-    """Reads the labels of config.json.
-
-    Args:
-        folder: The checkpoint, for messages.
-        config: Its config.json.
-        task: classify, regression or tag.
+def read_labels(encoder: Encoder, task: str) -> Labels:
+    """Reads the labels of config.json for the task classify, regression or tag.
 
     Raises:
         ExportError: They are not numbered 0, 1, 2 ..., one has no name, or the head has no labels.
     """
+    config = encoder.config
     named = config.get("id2label") or {str(index): f"LABEL_{index}" for index in range(config.get("num_labels", 2))}
     indices = [str(index) for index in range(len(named) if isinstance(named, dict) else 0)]
     if not indices or set(named) != set(indices):
-        raise ExportError(f"checkpoint {folder.path}: id2label in config.json must number its labels 0, 1, 2 ...")
+        raise encoder.folder.error("id2label in config.json must number its labels 0, 1, 2 ...")
     if nameless := [index for index in indices if not isinstance(named[index], str | int | float)]:
-        raise ExportError(
-            f"checkpoint {folder.path}: id2label in config.json must give each label a name; label {nameless[0]} "
-            f"has {named[nameless[0]]!r}"
+        raise encoder.folder.error(
+            f"id2label in config.json must give each label a name; label {nameless[0]} has {named[nameless[0]]!r}"
         )
     # Numbers become digits, because labels in answers are texts.
     names = tuple(str(named[index]) for index in indices)
@@ -124,9 +115,8 @@ def read_labels(folder: Folder, config: dict[str, Any], task: Asked) -> Labels:
         return Labels(names, multi_label=False)
     problem = config.get("problem_type") or "single_label_classification"
     if str(problem) not in _PROBLEMS:
-        raise ExportError(
-            f"checkpoint {folder.path}: problem_type {problem!r} with {len(names)} outputs cannot be exported; "
-            f"supported: {', '.join(_PROBLEMS)}"
+        raise encoder.folder.error(
+            f"problem_type {problem!r} with {len(names)} outputs cannot be exported; supported: {', '.join(_PROBLEMS)}"
         )
     if REGRESSION in {problem, task}:
         return Labels(names, multi_label=False, regression=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bertserve.export.checkpoint import weights
-from bertserve.export.errors import ExportError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +17,7 @@ ACTIVATIONS = ("Identity", "Tanh", "Sigmoid", "ReLU", "GELU", "SiLU", "LeakyReLU
 
 _TOO_LARGE = 1 << 30
 
-_VECTOR = "sentence_embedding"
+VECTOR = "sentence_embedding"
 
 READ: dict[str, tuple[str, ...]] = {
     "Dense": ("in_features", "out_features", "bias", "activation_function", "use_residual"),
@@ -28,7 +27,7 @@ READ: dict[str, tuple[str, ...]] = {
 }
 """Settings of each module's config.json that are read, beside `FIXED`. Settings of Dropout change no answer."""
 
-FIXED = {"module_input_name": _VECTOR, "module_output_name": _VECTOR}
+FIXED = {"module_input_name": VECTOR, "module_output_name": VECTOR}
 """The input of a module, and the only value that can be exported; in multi-vector models it is `token_embeddings`."""
 
 
@@ -41,7 +40,6 @@ class Dense:
         outputs: Size of output vectors.
         activation: One of `ACTIVATIONS`.
         residual: Whether the input is added; if the sizes differ, through a matrix of its own.
-        weights: Its files.
         inline: Whether they are the encoder's files, which hold other tensors too.
     """
 
@@ -70,20 +68,6 @@ class Normalize:
 Module: TypeAlias = Dense | LayerNorm | Normalize
 
 
-def read_module(kind: str, folder: Folder, vector: str = _VECTOR) -> Module | None:
-    """Reads a module; None for one that does nothing after training.
-
-    Args:
-        kind: A key of `READERS`.
-        folder: Its folder, if it has one.
-        vector: The name of its input and output.
-
-    Raises:
-        ExportError: Its settings are invalid or cannot be exported.
-    """
-    return READERS[kind](folder, vector)
-
-
 def width_after(module: Module, width: int) -> int:
     """The vector size after a module.
 
@@ -93,9 +77,8 @@ def width_after(module: Module, width: int) -> int:
     if isinstance(module, Normalize):
         return width
     if module.width != width:
-        raise ExportError(
-            f"checkpoint {module.weights.folder.path}: this {type(module).__name__} expects vectors of size "
-            f"{module.width}, but gets size {width}"
+        raise module.weights.folder.error(
+            f"this {type(module).__name__} expects vectors of size {module.width}, but gets size {width}"
         )
     return module.outputs if isinstance(module, Dense) else width
 
@@ -108,7 +91,7 @@ def integer(folder: Folder, config: dict[str, Any], key: str, *, file: str = "co
     """
     value = config.get(key)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 < value < _TOO_LARGE):
-        raise ExportError(f"checkpoint {folder.path}: {key} in {file} must be a positive integer, not {value!r}")
+        raise folder.error(f"{key} in {file} must be a positive integer, not {value!r}")
     return value
 
 
@@ -119,8 +102,8 @@ def _dense(folder: Folder, vector: str) -> Dense:
     named = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     module, _, activation = str(named).rpartition(".")
     if activation not in ACTIVATIONS or not f"{module}.".startswith("torch.nn."):
-        raise ExportError(
-            f"checkpoint {folder.path}: activation_function {named!r} in config.json cannot be exported; supported: "
+        raise folder.error(
+            f"activation_function {named!r} in config.json cannot be exported; supported: "
             f"{', '.join(ACTIVATIONS)} of torch.nn"
         )
     return Dense(width, outputs, bias, activation, residual, weights.find(folder))
@@ -136,42 +119,36 @@ def _normalize(folder: Folder, vector: str) -> Normalize:
     return Normalize()
 
 
-def _nothing(_folder: Folder, _vector: str) -> None:
-    return None
-
-
 READERS: dict[str, Callable[[Folder, str], Module | None]] = {
     "Dense": _dense,
     "LayerNorm": _layer_norm,
     "Normalize": _normalize,
-    "Dropout": _nothing,
+    "Dropout": lambda _folder, _vector: None,
 }
-"""Readers of modules by class."""
+"""Readers of modules by class, from a folder and the name of their input and output; None if training alone uses it."""
 
 
 def _config(folder: Folder, kind: str, vector: str) -> dict[str, Any]:
     config = folder.object("config.json")
     # Old folders of multi-vector models have a Dense without names.
-    name = vector if kind == "Dense" else _VECTOR
+    name = vector if kind == "Dense" else VECTOR
     for key in FIXED:
         # An output of null has the input's name; an input of null has none.
         name = config.get(key, name) if key == "module_input_name" else config.get(key) or name
         if name != vector:
-            raise ExportError(
-                f"checkpoint {folder.path}: a {kind} with the {key} {name!r} cannot be exported; supported: {vector!r}"
-            )
+            raise folder.error(f"a {kind} with the {key} {name!r} cannot be exported; supported: {vector!r}")
     return {key: config[key] for key in READ[kind] if key in config}
 
 
 def _required(folder: Folder, config: dict[str, Any], key: str) -> int:
     value = integer(folder, config, key)
     if value is None:
-        raise ExportError(f"checkpoint {folder.path}: config.json must set {key}, the vector size")
+        raise folder.error(f"config.json must set {key}, the vector size")
     return value
 
 
 def _flag(folder: Folder, config: dict[str, Any], key: str, *, usual: bool) -> bool:
     value = config.get(key, usual)
     if not isinstance(value, bool):
-        raise ExportError(f"checkpoint {folder.path}: {key} in config.json must be true or false, not {value!r}")
+        raise folder.error(f"{key} in config.json must be true or false, not {value!r}")
     return value

@@ -10,7 +10,7 @@ import string
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from bertserve.export.checkpoint.modules import Dense, Normalize, integer, read_module
+from bertserve.export.checkpoint.modules import READERS, Dense, Normalize, integer
 from bertserve.export.errors import ExportError
 from bertserve.serving.records import Expansion, MultiVector
 
@@ -66,7 +66,6 @@ class Filling:
         length: Tokens of a filled query.
         is_fixed: Whether longer queries are truncated to that length.
         token: Name of the token; None for the mask token.
-        attended: Whether attention sees the added tokens.
     """
 
     length: int
@@ -106,7 +105,7 @@ def layout_of(folder: Folder) -> Layout | None:
     Raises:
         ExportError: It is a multi-vector model that MultiVectorEncoder does not load.
     """
-    settings, where = folder.object(SETTINGS), f"checkpoint {folder.path}"
+    settings = folder.object(SETTINGS)
     kind, architectures = settings.get("model_type"), folder.object("config.json").get("architectures")
     named = [str(name) for name in architectures] if isinstance(architectures, list) else []
     is_pylate = kind == "ColBERT" or {"query_prefix", "document_prefix"} <= settings.keys()
@@ -115,12 +114,12 @@ def layout_of(folder: Folder) -> Layout | None:
         if _STANFORD in named:
             return "stanford"
         if other := [*(name for name in named if name in _OTHERS), *([METADATA] if folder.has(METADATA) else [])]:
-            raise ExportError(
-                f"{where}: {other[0]} says that this is ColBERT, but a folder of its trainer names {_STANFORD} in "
+            raise folder.error(
+                f"{other[0]} says that this is ColBERT, but a folder of its trainer names {_STANFORD} in "
                 "architectures of config.json"
             )
         if is_pylate or kind == "MultiVectorEncoder":
-            raise ExportError(f"{where}: {SETTINGS} says that this is ColBERT, but modules.json is missing")
+            raise folder.error(f"{SETTINGS} says that this is ColBERT, but modules.json is missing")
         return None
     if kind == "ColBERT":
         return "pylate"
@@ -131,9 +130,8 @@ def layout_of(folder: Folder) -> Layout | None:
     if isinstance(modules, list) and any(
         isinstance(module, dict) and str(module.get("type")).endswith(f".{_MASK}") for module in modules
     ):
-        raise ExportError(
-            f"{where}: modules.json has a {_MASK}, but model_type in {SETTINGS} is {kind!r}; supported: "
-            "'MultiVectorEncoder'"
+        raise folder.error(
+            f"modules.json has a {_MASK}, but model_type in {SETTINGS} is {kind!r}; supported: 'MultiVectorEncoder'"
         )
     return None
 
@@ -150,7 +148,7 @@ def prompts_of(folder: Folder, layout: Layout, saved: Mapping[str, str]) -> tupl
     prefixes = {side: settings[key] or "" for side in _SIDES if (key := f"{side}_prefix") in settings}
     for side, prefix in prefixes.items():
         if not isinstance(prefix, str):
-            raise ExportError(f"checkpoint {folder.path}: {side}_prefix in {SETTINGS} must be a text, not {prefix!r}")
+            raise folder.error(f"{side}_prefix in {SETTINGS} must be a text, not {prefix!r}")
         prompts[side] = prefix + prompts[side].removeprefix(prefix)
     return prompts, tuple(prefixes.values())
 
@@ -181,29 +179,22 @@ def of_modules(
 ) -> tuple[Sides, tuple[Module, ...]]:
     """The sides and the modules after the encoder.
 
-    Args:
-        folder: The checkpoint.
-        layout: Its layout.
-        listed: Class and path of each module after the Transformer.
-        transformer: Those of `SIDES_READ` that the Transformer module sets.
-        markers: From `prompts_of`.
-
     Raises:
         ExportError: A module or setting cannot be exported.
     """
-    settings, where = folder.object(SETTINGS), f"checkpoint {folder.path}"
+    settings = folder.object(SETTINGS)
     if layout == "old pylate":  # of single vectors: MultiVectorEncoder leaves out what makes one of many
         listed = [(kind, path) for kind, path in listed if kind not in ("Pooling", "Normalize")]
     if unknown := [kind for kind, _ in listed if kind not in _AFTER]:
-        raise ExportError(
-            f"{where}: modules.json has a {unknown[0]} module, which cannot be exported in a multi-vector model; "
+        raise folder.error(
+            f"modules.json has a {unknown[0]} module, which cannot be exported in a multi-vector model; "
             f"supported: Transformer and then any of {', '.join(_AFTER)}"
         )
     masks = [path for kind, path in listed if kind == _MASK]
     if len(masks) > 1:
-        raise ExportError(f"{where}: modules.json has {len(masks)} {_MASK} modules; supported: one")
+        raise folder.error(f"modules.json has {len(masks)} {_MASK} modules; supported: one")
     found = [
-        read_module(kind, folder.sub(path, may_be_missing=kind == "Dropout"), vector=_TOKENS)
+        READERS[kind](folder.sub(path, may_be_missing=kind == "Dropout"), _TOKENS)
         for kind, path in listed
         if kind != _MASK
     ]
@@ -212,8 +203,8 @@ def of_modules(
         skipped, skips = _mask(folder.sub(masks[0])) if masks else ((), ())
     else:
         if not any(isinstance(module, Dense) for module in modules):
-            raise ExportError(
-                f"{where}: {SETTINGS} says that this is ColBERT, but modules.json has no Dense, which Sentence "
+            raise folder.error(
+                f"{SETTINGS} says that this is ColBERT, but modules.json has no Dense, which Sentence "
                 "Transformers would replace by random numbers"
             )
         words = settings.get("skiplist_words")
@@ -245,15 +236,8 @@ class Ends:
     asked: int | None
 
 
-def resolved(where: str, sides: Sides, words: Vocabulary, ends: Ends, *, normalized: bool) -> MultiVector:
+def resolve(folder: Folder, sides: Sides, words: Vocabulary, ends: Ends, *, normalized: bool) -> MultiVector:
     """The sides as a manifest states them.
-
-    Args:
-        where: The checkpoint's name, to begin a sentence with.
-        sides: The sides.
-        words: The tokenizer.
-        ends: Other limits.
-        normalized: Whether vectors have length 1.
 
     Raises:
         ExportError: A token is unknown, or a length is out of range.
@@ -266,12 +250,10 @@ def resolved(where: str, sides: Sides, words: Vocabulary, ends: Ends, *, normali
     if filling is not None:
         query = filling.length if filling.is_fixed else max(query, filling.length)
         if filling.length > most:
-            raise ExportError(
-                f"{where}: queries are filled up to {filling.length} tokens, more than the maximum length {most}"
-            )
+            raise folder.error(f"queries are filled up to {filling.length} tokens, more than the maximum length {most}")
         if tokenizer.padding_side != "right":
-            raise ExportError(f"{where}: queries cannot be filled up with a tokenizer that pads on the left")
-        expansion = Expansion(_token(where, filling.token, words), filling.length, filling.attended)
+            raise folder.error("queries cannot be filled up with a tokenizer that pads on the left")
+        expansion = Expansion(_token(folder, filling.token, words), filling.length, filling.attended)
     ids = tokenizer.get_vocab()
     return MultiVector(
         query_length=query,
@@ -285,17 +267,17 @@ def resolved(where: str, sides: Sides, words: Vocabulary, ends: Ends, *, normali
     )
 
 
-def _token(where: str, name: str | None, words: Vocabulary) -> int:
+def _token(folder: Folder, name: str | None, words: Vocabulary) -> int:
     """The id of the token that fills queries up: by default the mask token, or else the end of a text."""
     tokenizer = words.reference
     if name is None:
         found = tokenizer.mask_token_id if tokenizer.mask_token_id is not None else tokenizer.eos_token_id
         if found is None:
-            raise ExportError(f"{where}: query_expansion needs a token, and the tokenizer has no mask token")
+            raise folder.error("query_expansion needs a token, and the tokenizer has no mask token")
         return int(found)
     found = tokenizer.convert_tokens_to_ids(name)
     if found is None or (found == tokenizer.unk_token_id and name != tokenizer.unk_token):
-        raise ExportError(f"{where}: the token {name!r} of query_expansion is not in the vocabulary")
+        raise folder.error(f"the token {name!r} of query_expansion is not in the vocabulary")
     return int(found)
 
 
@@ -333,21 +315,17 @@ def _filling(folder: Folder, value: object) -> Filling | None:
 
 def _mask(folder: Folder) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The skipped words of a MultiVectorMask, and their sides."""
-    config, where = folder.object("config.json"), f"checkpoint {folder.path}"
+    config = folder.object("config.json")
     for key, value in config.items():
         if key in MASK_FIXED and value not in MASK_FIXED[key]:
-            raise ExportError(
-                f"{where}: {key} {value!r} in config.json cannot be exported; supported: {MASK_FIXED[key][0]!r}"
-            )
+            raise folder.error(f"{key} {value!r} in config.json cannot be exported; supported: {MASK_FIXED[key][0]!r}")
         if key not in {*MASK_READ, *MASK_FIXED}:
-            raise ExportError(
-                f"{where}: unknown {_MASK} setting {key} in config.json; supported: {', '.join(MASK_READ)}"
-            )
+            raise folder.error(f"unknown {_MASK} setting {key} in config.json; supported: {', '.join(MASK_READ)}")
     tasks = config.get("skiplist_tasks")
     sides = ["document"] if tasks is None else [tasks] if isinstance(tasks, str) else tasks
     if not isinstance(sides, list) or not all(side in _SIDES for side in sides):
-        raise ExportError(
-            f"{where}: skiplist_tasks {tasks!r} in config.json cannot be exported; supported: {', '.join(_SIDES)}"
+        raise folder.error(
+            f"skiplist_tasks {tasks!r} in config.json cannot be exported; supported: {', '.join(_SIDES)}"
         )
     words = config.get("skiplist_words")
     return () if words is None else _words(folder, "config.json", words), tuple(sides)
@@ -355,5 +333,5 @@ def _mask(folder: Folder) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _words(folder: Folder, file: str, words: object) -> tuple[str, ...]:
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise ExportError(f"checkpoint {folder.path}: skiplist_words in {file} must be a list of tokens")
+        raise folder.error(f"skiplist_words in {file} must be a list of tokens")
     return tuple(words)

@@ -53,7 +53,7 @@ def refuse(folder: Folder) -> None:
     _refuse_cache(folder)
     refuse_adapter(folder)
     if (kind := _kind(folder)) is not None:
-        raise ExportError(f"checkpoint {folder.path}: this is {kind}, which cannot be served yet")
+        raise folder.error(f"this is {kind}, which cannot be served yet")
 
 
 def _refuse_cache(folder: Folder) -> None:
@@ -87,8 +87,8 @@ def refuse_adapter(folder: Folder) -> None:
         return
     adapter = folder.object(_ADAPTER)
     kind = f"AutoPeftModelFor{_ADAPTED.get(str(adapter.get('task_type')), 'FeatureExtraction')}"
-    raise ExportError(
-        f"checkpoint {folder.path}: this is an adapter ({adapter.get('peft_type', 'PEFT')} in {_ADAPTER}) of "
+    raise folder.error(
+        f"this is an adapter ({adapter.get('peft_type', 'PEFT')} in {_ADAPTER}) of "
         f"{adapter.get('base_model_name_or_path') or 'another model'}, not a full model; merge the two, then export "
         f'MERGED with the tokenizer files: python -c "from peft import {kind} as M; '
         f"M.from_pretrained('{folder.path}').merge_and_unload().save_pretrained('MERGED')\""
@@ -104,15 +104,13 @@ def refuse_config(folder: Folder, config: dict[str, Any]) -> None:
     quantized = config.get("quantization_config")
     if quantized is not None:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
-        raise ExportError(
-            f"checkpoint {folder.path}: its weights are quantized ({method!r} in quantization_config of config.json); "
+        raise folder.error(
+            f"its weights are quantized ({method!r} in quantization_config of config.json); "
             "use the original floating-point checkpoint: the export quantizes it"
         )
     for key, kind in (("is_decoder", "a decoder"), ("is_encoder_decoder", "an encoder-decoder")):
         if config.get(key):
-            raise ExportError(
-                f"checkpoint {folder.path}: {key} in config.json says that this is {kind}; only encoders are exported"
-            )
+            raise folder.error(f"{key} in config.json says that this is {kind}; only encoders are exported")
 
 
 def kind_of(config: dict[str, Any]) -> str:

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any, get_args
 from bertserve.export.checkpoint import multi_vector, sparse, token_heads
 from bertserve.export.checkpoint.modules import (
     READERS,
+    VECTOR,
     Dense,
     LayerNorm,
     Module,
     Normalize,
     integer,
-    read_module,
     width_after,
 )
-from bertserve.export.errors import ExportError
 from bertserve.serving.models.manifest import POOLING_MODES, Similarity
 
 if TYPE_CHECKING:
@@ -120,6 +119,24 @@ OLD_FLAGS = {
 
 
 @dataclass(slots=True, frozen=True)
+class Transformer:
+    """Settings of a Transformer module for texts.
+
+    Attributes:
+        max_length: The checkpoint's own limit in tokens; None if unspecified.
+        lowercase: Whether texts are lower-cased before the tokenizer.
+        tokenizer_options: Arguments for its tokenizer, beside the length.
+        sides: Those of a multi-vector model.
+    """
+
+    max_length: int | None = None
+    lowercase: bool = False
+    tokenizer_options: Mapping[str, Any] = field(default_factory=dict)
+    task: object = None
+    sides: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(slots=True, frozen=True)
 class SentenceConfig:
     """How the checkpoint computes sentence embeddings.
 
@@ -129,17 +146,11 @@ class SentenceConfig:
         modules: Modules after pooling.
         normalize: Whether the last step is L2 normalization.
         truncate_dim: Number of first components that remain after all that; None for all.
-        similarity: The intended similarity; None if unspecified.
         pools: Whether the files define pooling; a checkpoint of another task has no such files.
         is_cross_encoder: Whether the files define a cross-encoder.
         sparse: How a sparse encoder computes weights of words; None for other checkpoints.
         sides: How a multi-vector model reads queries and documents; None for other checkpoints.
         width: Size of the pooled vectors; None if unspecified.
-        max_length: The checkpoint's own limit in tokens; None if unspecified.
-        lowercase: Whether texts are lower-cased before the tokenizer.
-        tokenizer_options: Arguments for its tokenizer, beside the length.
-        prompts: Prompts by name.
-        default_prompt: The name of the default prompt; None for none.
         notices: Assumptions, for the user.
     """
 
@@ -154,9 +165,7 @@ class SentenceConfig:
     sparse: Sparse | None = None
     sides: Sides | None = None
     width: int | None = None
-    max_length: int | None = None
-    lowercase: bool = False
-    tokenizer_options: Mapping[str, Any] = field(default_factory=dict)
+    transformer: Transformer = Transformer()
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     notices: tuple[str, ...] = ()
@@ -180,17 +189,15 @@ class SentenceConfig:
             ExportError: One module does not accept what the one before returns.
         """
         if self.width not in (None, hidden_size):
-            raise ExportError(
-                f"checkpoint {self.encoder.path}: pooling expects vectors of size {self.width}, "
-                f"but the model returns size {hidden_size}"
+            raise self.encoder.error(
+                f"pooling expects vectors of size {self.width}, but the model returns size {hidden_size}"
             )
         size = hidden_size * len(self.pooling)
         for module in self.modules:
             size = width_after(module, size)
         if self.truncate_dim is not None and self.truncate_dim > size:
-            raise ExportError(
-                f"checkpoint {self.encoder.path}: truncate_dim {self.truncate_dim} in {_SETTINGS} is more than the "
-                f"vector size {size}"
+            raise self.encoder.error(
+                f"truncate_dim {self.truncate_dim} in {_SETTINGS} is more than the vector size {size}"
             )
         return self.truncate_dim or size
 
@@ -202,22 +209,22 @@ def read(folder: Folder) -> SentenceConfig:
         ExportError: The checkpoint computes something else than an encoder, pooling and modules on the vector.
     """
     if (layout := multi_vector.layout_of(folder)) is not None:
-        return _multi_vector(folder, layout)
+        return _read_multi_vector(folder, layout)
     listed = _modules(folder)
     if listed is None:
-        return _unlisted(folder)
+        return _read_unlisted(folder)
     if sparse.are_sparse([kind for kind, _ in listed]):
-        return _sparse(folder, listed)
+        return _read_sparse(folder, listed)
     encoder = folder.sub(listed[0][1])
     if len(listed) == 1:
-        return _cross_encoder(folder, encoder)
+        return _read_cross_encoder(folder, encoder)
     pooler = folder.sub(listed[1][1])
     pooling = pooler.object("config.json")
-    transformer = _transformer(encoder, TRANSFORMER_FIXED)
-    prompts, default = _prompts(folder)
+    transformer = _read_transformer(encoder, TRANSFORMER_FIXED)
+    prompts, default = _read_prompts(folder)
     settings = folder.object(_SETTINGS)
     truncate_dim = integer(folder, settings, "truncate_dim", file=_SETTINGS)
-    following = _following(folder, listed[2:])
+    following = _read_following(folder, listed[2:])
     # The last normalization belongs to the server, because a request may switch it off, unless truncation follows.
     normalize = bool(following) and isinstance(following[-1], Normalize) and truncate_dim is None
     return SentenceConfig(
@@ -228,23 +235,21 @@ def read(folder: Folder) -> SentenceConfig:
         truncate_dim=truncate_dim,
         similarity=_similarity(folder, settings),
         width=integer(pooler, pooling, "word_embedding_dimension") or integer(pooler, pooling, "embedding_dimension"),
-        max_length=transformer.max_length,
-        lowercase=transformer.lowercase,
-        tokenizer_options=transformer.tokenizer_options,
+        transformer=transformer,
         prompts=prompts,
         default_prompt=default,
     )
 
 
-def _unlisted(folder: Folder) -> SentenceConfig:
+def _read_unlisted(folder: Folder) -> SentenceConfig:
     """A folder without modules.json: Sentence Transformers uses mean pooling.
 
     FlagEmbedding writes such folders when it trains bge-m3, and uses the first token.
     """
     pooler = folder.sub("1_Pooling", may_be_missing=True)
     if pooler.has("config.json") and (modes := _modes(pooler, pooler.object("config.json"), {})) != ("mean",):
-        raise ExportError(
-            f"checkpoint {folder.path}: 1_Pooling/config.json says {', '.join(modes)}, but modules.json is missing, so "
+        raise folder.error(
+            f"1_Pooling/config.json says {', '.join(modes)}, but modules.json is missing, so "
             "Sentence Transformers would use mean pooling; add modules.json, or remove 1_Pooling"
         )
     if any(map(folder.has, token_heads.FILES.values())):
@@ -253,34 +258,32 @@ def _unlisted(folder: Folder) -> SentenceConfig:
     return SentenceConfig(folder, pools=pooler.has("config.json"), sparse=found, notices=(_ASSUMED_MEAN,))
 
 
-def _sparse(folder: Folder, listed: Sequence[tuple[str, str]]) -> SentenceConfig:
+def _read_sparse(folder: Folder, listed: Sequence[tuple[str, str]]) -> SentenceConfig:
     """A sparse encoder pools the logits of its vocabulary head."""
     settings = folder.object(_SETTINGS)
     found = sparse.read(folder, listed, settings)
-    transformer = _transformer(found.encoder, _FILLING)
+    transformer = _read_transformer(found.encoder, _FILLING)
     if found.says_task and transformer.task != sparse.FILLING:
-        raise ExportError(
-            f"checkpoint {found.encoder.path}: a Transformer before SpladePooling must have the transformer_task "
+        raise found.encoder.error(
+            f"a Transformer before SpladePooling must have the transformer_task "
             f"{sparse.FILLING!r}, not {transformer.task!r}"
         )
-    prompts, default = _prompts(folder)
+    prompts, default = _read_prompts(folder)
     return SentenceConfig(
         encoder=found.encoder,
         pools=False,
         sparse=found.sparse,
         similarity=_similarity(folder, settings),
-        max_length=transformer.max_length,
-        lowercase=transformer.lowercase,
-        tokenizer_options=transformer.tokenizer_options,
+        transformer=transformer,
         prompts=prompts,
         default_prompt=default,
         notices=(_ASSUMED_MEAN,),
     )
 
 
-def _multi_vector(folder: Folder, layout: Layout) -> SentenceConfig:
+def _read_multi_vector(folder: Folder, layout: Layout) -> SentenceConfig:
     """A multi-vector model projects the vector of each token."""
-    saved = {} if layout == "stanford" else _prompts(folder, may_be_null=True)[0]
+    saved = {} if layout == "stanford" else _read_prompts(folder, may_be_null=True)[0]
     prompts, markers = multi_vector.prompts_of(folder, layout, saved)
     default = "document" if prompts["document"] else None
     if layout == "stanford":
@@ -291,42 +294,37 @@ def _multi_vector(folder: Folder, layout: Layout) -> SentenceConfig:
     # PyLate's Dense is that of Sentence Transformers.
     first, *others = _entries(folder, (_OWN, "pylate.models.Dense.")) or [("", "")]
     if first[0] != _BEFORE[0]:
-        raise ExportError(
-            f"checkpoint {folder.path}: modules.json begins with {first[0] or 'nothing'}; a multi-vector model begins "
-            f"with {_BEFORE[0]}"
+        raise folder.error(
+            f"modules.json begins with {first[0] or 'nothing'}; a multi-vector model begins with {_BEFORE[0]}"
         )
     encoder = folder.sub(first[1])
-    transformer = _transformer(encoder, _OF_SIDES, multi_vector.SIDES_READ)
+    transformer = _read_transformer(encoder, _OF_SIDES, multi_vector.SIDES_READ)
     sides, modules = multi_vector.of_modules(folder, layout, others, transformer.sides, markers)
     return SentenceConfig(
         encoder=encoder,
         modules=modules,
         pools=False,
         sides=sides,
-        max_length=transformer.max_length,
-        lowercase=transformer.lowercase,
-        tokenizer_options=transformer.tokenizer_options,
+        transformer=transformer,
         prompts=prompts,
         default_prompt=default,
     )
 
 
-def _cross_encoder(folder: Folder, encoder: Folder) -> SentenceConfig:
+def _read_cross_encoder(folder: Folder, encoder: Folder) -> SentenceConfig:
     """A cross-encoder has a head of its own: only its text settings are read."""
-    transformer = _transformer(encoder, _SCORING)
-    prompts, default = _prompts(folder)
+    transformer = _read_transformer(encoder, _SCORING)
+    prompts, default = _read_prompts(folder)
     if default is not None and prompts[default]:
-        raise ExportError(
-            f"checkpoint {folder.path}: a cross-encoder with the default prompt {default!r} cannot be exported; "
+        raise folder.error(
+            f"a cross-encoder with the default prompt {default!r} cannot be exported; "
             f"remove default_prompt_name from {_SETTINGS} to serve it without a prompt"
         )
     return SentenceConfig(
         encoder=encoder,
         pools=False,
         is_cross_encoder=True,
-        max_length=transformer.max_length,
-        lowercase=transformer.lowercase,
-        tokenizer_options=transformer.tokenizer_options,
+        transformer=transformer,
         prompts=prompts,
         notices=(_ASSUMED_MEAN,),
     )
@@ -340,12 +338,9 @@ def _entries(folder: Folder, trusted: tuple[str, ...] = (_OWN,)) -> list[tuple[s
     if not isinstance(listed, list) or not all(
         isinstance(m, dict) and isinstance(m.get("type"), str) and isinstance(m.get("path"), str) for m in listed
     ):
-        raise ExportError(f"checkpoint {folder.path}: modules.json must list modules, each with a type and a path")
+        raise folder.error("modules.json must list modules, each with a type and a path")
     if foreign := [m["type"] for m in listed if not m["type"].startswith(trusted)]:
-        raise ExportError(
-            f"checkpoint {folder.path}: modules.json has a {foreign[0]} module, which is custom code; custom "
-            "code is never run"
-        )
+        raise folder.error(f"modules.json has a {foreign[0]} module, which is custom code; custom code is never run")
     return [(m["type"].rpartition(".")[2].replace("BERT", "Transformer"), m["path"]) for m in listed]
 
 
@@ -358,23 +353,22 @@ def _modules(folder: Folder) -> Sequence[tuple[str, str]] | None:
     if sparse.are_sparse(kinds):
         return listed
     if unknown := [kind for kind in kinds if kind not in _KINDS]:
-        raise ExportError(
-            f"checkpoint {folder.path}: modules.json has a {unknown[0]} module, which cannot be exported; "
-            f"supported: {', '.join(_KINDS)}"
+        raise folder.error(
+            f"modules.json has a {unknown[0]} module, which cannot be exported; supported: {', '.join(_KINDS)}"
         )
     alone = folder.object(_SETTINGS).get("model_type") == "CrossEncoder"
     is_encoder = tuple(kinds[:2]) == _BEFORE and not set(kinds[2:]) & set(_BEFORE)
     if not is_encoder and not (kinds == ["Transformer"] and alone):
-        raise ExportError(
-            f"checkpoint {folder.path}: modules.json lists {', '.join(kinds) or 'nothing'}; supported: Transformer, "
+        raise folder.error(
+            f"modules.json lists {', '.join(kinds) or 'nothing'}; supported: Transformer, "
             f"Pooling and then any of {', '.join(READERS)}"
         )
     return listed
 
 
-def _following(folder: Folder, listed: Sequence[tuple[str, str]]) -> tuple[Module, ...]:
+def _read_following(folder: Folder, listed: Sequence[tuple[str, str]]) -> tuple[Module, ...]:
     # Git keeps no empty folders.
-    found = [read_module(kind, folder.sub(path, may_be_missing=kind in _EMPTY)) for kind, path in listed]
+    found = [READERS[kind](folder.sub(path, may_be_missing=kind in _EMPTY), VECTOR) for kind, path in listed]
     modules = [module for module in found if module is not None]
     # Scaling twice changes nothing.
     pairs = zip(modules, [None, *modules], strict=False)
@@ -383,25 +377,19 @@ def _following(folder: Folder, listed: Sequence[tuple[str, str]]) -> tuple[Modul
 
 def _modes(pooler: Folder, config: dict[str, Any], prompts: dict[str, str]) -> tuple[str, ...]:
     if not config.get("include_prompt", True) and any(prompts.values()):
-        raise ExportError(
-            f"checkpoint {pooler.path}: pooling that excludes the prompt (include_prompt) cannot be exported"
-        )
+        raise pooler.error("pooling that excludes the prompt (include_prompt) cannot be exported")
     if unknown := sorted(config.keys() - {*POOLING_READ, *OLD_FLAGS}):
-        raise ExportError(
-            f"checkpoint {pooler.path}: unknown Pooling setting {unknown[0]} in config.json; supported: "
-            f"{', '.join((*POOLING_READ, *OLD_FLAGS))}"
+        raise pooler.error(
+            f"unknown Pooling setting {unknown[0]} in config.json; supported: {', '.join((*POOLING_READ, *OLD_FLAGS))}"
         )
     named = config.get("pooling_mode", [mode for flag, mode in OLD_FLAGS.items() if config.get(flag)] or "mean")
     modes = named if isinstance(named, list) else [named]
     if unknown := [mode for mode in modes if mode not in POOLING_MODES]:
-        raise ExportError(
-            f"checkpoint {pooler.path}: pooling_mode {unknown[0]!r} in config.json cannot be exported; supported: "
-            f"{', '.join(POOLING_MODES)}"
+        raise pooler.error(
+            f"pooling_mode {unknown[0]!r} in config.json cannot be exported; supported: {', '.join(POOLING_MODES)}"
         )
     if not modes:
-        raise ExportError(
-            f"checkpoint {pooler.path}: config.json names no pooling_mode; supported: {', '.join(POOLING_MODES)}"
-        )
+        raise pooler.error(f"config.json names no pooling_mode; supported: {', '.join(POOLING_MODES)}")
     return tuple(modes)
 
 
@@ -409,43 +397,30 @@ def _similarity(folder: Folder, settings: dict[str, Any]) -> Similarity | None:
     named = settings.get("similarity_fn_name")
     known = get_args(Similarity)
     if named not in (None, *known):
-        raise ExportError(
-            f"checkpoint {folder.path}: similarity_fn_name {named!r} in {_SETTINGS} is not known; supported: "
-            f"{', '.join(known)}"
-        )
+        raise folder.error(f"similarity_fn_name {named!r} in {_SETTINGS} is not known; supported: {', '.join(known)}")
     return named
 
 
-@dataclass(slots=True, frozen=True)
-class _Transformer:
-    """Text settings of a Transformer module."""
-
-    max_length: int | None
-    lowercase: bool
-    tokenizer_options: Mapping[str, Any]
-    task: object
-    sides: Mapping[str, object]
-
-
-def _transformer(encoder: Folder, fixed: Mapping[str, tuple[object, ...]], sides: tuple[str, ...] = ()) -> _Transformer:
+def _read_transformer(
+    encoder: Folder, fixed: Mapping[str, tuple[object, ...]], sides: tuple[str, ...] = ()
+) -> Transformer:
     """Reads the first non-empty settings file, as Sentence Transformers does; `sides` are further settings."""
     file = next((name for name in TRANSFORMER_FILES if encoder.object(name)), TRANSFORMER_FILES[0])
     settings = encoder.object(file)
-    where = f"checkpoint {encoder.path}"
     for key, value in settings.items():
         if key in fixed and value not in (None, *fixed[key]):
-            raise ExportError(f"{where}: {key} {value!r} in {file} cannot be exported; supported: {fixed[key][0]!r}")
+            raise encoder.error(f"{key} {value!r} in {file} cannot be exported; supported: {fixed[key][0]!r}")
         if key not in {*TRANSFORMER_READ, *sides, *fixed, *TRANSFORMER_UNUSED, *_ARGUMENTS}:
-            raise ExportError(
-                f"{where}: unknown Transformer setting {key} in {file}; supported: "
+            raise encoder.error(
+                f"unknown Transformer setting {key} in {file}; supported: "
                 f"{', '.join((*TRANSFORMER_READ, *sides, *fixed))}"
             )
     options = _arguments(encoder, file, settings, ("tokenizer_args", "processor_kwargs"))
     for names, unused in ARGUMENTS_UNUSED.items():
         if changing := sorted(_arguments(encoder, file, settings, names).keys() - unused):
-            raise ExportError(f"{where}: {changing[0]} in {names[1]} of {file} cannot be exported; remove it")
+            raise encoder.error(f"{changing[0]} in {names[1]} of {file} cannot be exported; remove it")
     lengths = {"max_seq_length": options.get("model_max_length", settings.get("max_seq_length"))}
-    return _Transformer(
+    return Transformer(
         integer(encoder, lengths, "max_seq_length", file=file),
         bool(settings.get("do_lower_case")),
         {key: value for key, value in options.items() if key not in _LOADING and key != "model_max_length"},
@@ -459,11 +434,11 @@ def _arguments(encoder: Folder, file: str, settings: dict[str, Any], names: tupl
     name = next((name for name in names if settings.get(name) is not None), names[1])
     arguments = settings.get(name) or {}
     if not isinstance(arguments, dict):
-        raise ExportError(f"checkpoint {encoder.path}: {name} in {file} must be an object, not {arguments!r}")
+        raise encoder.error(f"{name} in {file} must be an object, not {arguments!r}")
     return arguments
 
 
-def _prompts(folder: Folder, *, may_be_null: bool = False) -> tuple[dict[str, str], str | None]:
+def _read_prompts(folder: Folder, *, may_be_null: bool = False) -> tuple[dict[str, str], str | None]:
     config = folder.object(_SETTINGS)
     prompts = config.get("prompts", {})
     if prompts is None and may_be_null:
@@ -472,11 +447,10 @@ def _prompts(folder: Folder, *, may_be_null: bool = False) -> tuple[dict[str, st
     if isinstance(prompts, dict):
         prompts = {name: "" if text is None else text for name, text in prompts.items()}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise ExportError(f"checkpoint {folder.path}: prompts in {_SETTINGS} must map names to texts, not {prompts!r}")
+        raise folder.error(f"prompts in {_SETTINGS} must map names to texts, not {prompts!r}")
     default = config.get("default_prompt_name")
     if default is not None and (not isinstance(default, str) or default not in prompts):
-        raise ExportError(
-            f"checkpoint {folder.path}: unknown default_prompt_name {default!r} in {_SETTINGS}; "
-            f"prompts: {', '.join(prompts) or 'none'}"
+        raise folder.error(
+            f"unknown default_prompt_name {default!r} in {_SETTINGS}; prompts: {', '.join(prompts) or 'none'}"
         )
     return prompts, default

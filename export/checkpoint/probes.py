@@ -31,12 +31,6 @@ def check(where: str, words: Vocabulary, vocab_size: int, max_length: int) -> No
 
     The server's side is the class that encodes requests, with the tokenizer.json of the bundle.
 
-    Args:
-        where: The checkpoint's name, to begin a sentence with.
-        words: The vocabulary, with the tokenizer that Transformers loads.
-        vocab_size: Rows of the model's word embedding.
-        max_length: Maximum tokens of an input.
-
     Raises:
         ExportError: They differ, or a rule is too slow for some text.
     """

@@ -71,13 +71,13 @@ def read(path: Path) -> dict[str, Tensor]:
         name: Tensor(
             entry["dtype"],
             tuple(entry["shape"]),
-            partial(_mapped, path, entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0]),
+            partial(_map, path, entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0]),
         )
         for name, entry in header.items()
     }
 
 
-def _mapped(path: Path, dtype: str, shape: tuple[int, ...], offset: int) -> Bits:
+def _map(path: Path, dtype: str, shape: tuple[int, ...], offset: int) -> Bits:
     if 0 in shape:
         return np.zeros(shape, unsigned(dtype))
     return np.memmap(path, unsigned(dtype), "r", offset, shape)

@@ -47,7 +47,6 @@ class Located:
         source: Its `path` is empty for the hub; its `commit` too, if the hub is unreachable.
         hub_id: Empty for a folder.
         asked: The requested branch, tag or commit.
-        token: Hub access token.
     """
 
     source: Source

@@ -68,7 +68,6 @@ class Modules:
     """The modules of a sparse encoder.
 
     Attributes:
-        encoder: The folder of the encoder.
         says_task: Whether its settings must name the task, as those of the class `MLMTransformer` need not.
     """
 
@@ -96,11 +95,6 @@ def are_sparse(kinds: Sequence[str]) -> bool:
 def read(folder: Folder, listed: Sequence[tuple[str, str]], settings: Mapping[str, Any]) -> Modules:
     """Reads the modules of a sparse encoder.
 
-    Args:
-        folder: The checkpoint.
-        listed: The class and path of each module.
-        settings: The content of config_sentence_transformers.json.
-
     Raises:
         ExportError: It computes something else than the weights of words.
     """
@@ -111,8 +105,8 @@ def read(folder: Folder, listed: Sequence[tuple[str, str]], settings: Mapping[st
         documents, queries = [(kind, folder.sub(path)) for kind, path in listed], None
     kinds = [kind for kind, _ in documents]
     if len(kinds) != 2 or kinds[0] not in _ENCODERS or kinds[1] != _POOLING:  # noqa: PLR2004  encoder and pooling
-        raise ExportError(
-            f"checkpoint {folder.path}: the modules {', '.join(kinds) or '(none)'} cannot be exported as a sparse "
+        raise folder.error(
+            f"the modules {', '.join(kinds) or '(none)'} cannot be exported as a sparse "
             f"encoder; supported: {' or '.join(_ENCODERS)}, then {_POOLING}"
         )
     (kind, encoder), (_, pooler) = documents
@@ -123,9 +117,8 @@ def read(folder: Folder, listed: Sequence[tuple[str, str]], settings: Mapping[st
 def _pooling(folder: Folder) -> tuple[str, int]:
     config = folder.object("config.json")
     if unknown := sorted(config.keys() - {*POOLING_READ}):
-        raise ExportError(
-            f"checkpoint {folder.path}: unknown {_POOLING} setting {unknown[0]} in config.json; supported: "
-            f"{', '.join(POOLING_READ)}"
+        raise folder.error(
+            f"unknown {_POOLING} setting {unknown[0]} in config.json; supported: {', '.join(POOLING_READ)}"
         )
     pooling, function = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
     for key, value, known in (
@@ -133,10 +126,7 @@ def _pooling(folder: Folder) -> tuple[str, int]:
         ("activation_function", function, tuple(LOGARITHMS)),
     ):
         if value not in known:
-            raise ExportError(
-                f"checkpoint {folder.path}: {key} {value!r} in config.json cannot be exported; supported: "
-                f"{', '.join(known)}"
-            )
+            raise folder.error(f"{key} {value!r} in config.json cannot be exported; supported: {', '.join(known)}")
     return pooling, LOGARITHMS[function]
 
 
@@ -158,7 +148,7 @@ def _routes(folder: Folder) -> tuple[list[Listed], Folder | None]:
         default = next(iter(structure))
     if default != "document":
         raise ExportError(f"{where} has the default_route {default!r}; supported: 'document'")
-    queries, documents = ([_routed(folder, types, name, where) for name in structure[side]] for side in _SIDES)
+    queries, documents = ([_read_route(folder, types, name, where) for name in structure[side]] for side in _SIDES)
     if structure["query"] == structure["document"]:
         return documents, None
     kinds = [kind for kind, _ in queries]
@@ -169,8 +159,8 @@ def _routes(folder: Folder) -> tuple[list[Listed], Folder | None]:
         )
     ((_, lookup),) = queries
     if (path := lookup.object("config.json").get("path")) is not None:
-        raise ExportError(
-            f"checkpoint {lookup.path}: path {path!r} in config.json cannot be exported; save the model with Sentence "
+        raise lookup.error(
+            f"path {path!r} in config.json cannot be exported; save the model with Sentence "
             "Transformers' save_pretrained, which writes the weights themselves"
         )
     return documents, lookup
@@ -180,7 +170,7 @@ def _maps_to(value: object, kind: type) -> bool:
     return isinstance(value, dict) and all(isinstance(member, kind) for member in value.values())
 
 
-def _routed(folder: Folder, types: Mapping[str, Any], name: str, where: str) -> Listed:
+def _read_route(folder: Folder, types: Mapping[str, Any], name: str, where: str) -> Listed:
     kind = str(types.get(name))
     if not kind.startswith("sentence_transformers."):
         raise ExportError(f"{where} has a {kind} module, which is custom code; custom code is never run")

@@ -36,7 +36,6 @@ class TokenHead:
         output: A key of `FILES`.
         columns: Numbers for each token.
         content: Its `weight` and `bias`, as the bytes of a safetensors file.
-        weights: Its file.
     """
 
     output: str
@@ -65,13 +64,13 @@ def read(folder: Folder, hidden_size: int, asked: Sequence[str] | None) -> tuple
     for output, file in FILES.items():
         other = file.replace(".pt", ".safetensors")
         if output not in there and (asked is None or output in asked) and folder.has(other):
-            raise ExportError(
-                f"checkpoint {folder.path}: FlagEmbedding reads {file}, not {other}; save its weight and bias with"
+            raise folder.error(
+                f"FlagEmbedding reads {file}, not {other}; save its weight and bias with"
                 f" torch.save, or remove {output} from --outputs"
             )
     if missing := [output for output in asked or () if output in FILES and output not in there]:
-        raise ExportError(
-            f"checkpoint {folder.path}: {FILES[missing[0]]} is missing, so there is no output {missing[0]!r}; "
+        raise folder.error(
+            f"{FILES[missing[0]]} is missing, so there is no output {missing[0]!r}; "
             f"available: {', '.join(['dense', *there])}"
         )
     wanted = [output for output in there if asked is None or output in asked]

@@ -59,22 +59,17 @@ _ELSEWHERE = frozenset(
 def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:  # noqa: ANN401  of Transformers
     """The tokenizer that Transformers, or Sentence Transformers, creates from a folder.
 
-    Args:
-        folder: The checkpoint.
-        options: Arguments for Transformers from a file of Sentence Transformers.
-        lowercase: Whether Sentence Transformers lower-cases texts first.
-
     Raises:
         ExportError: It is missing, damaged, or cannot be expressed by `tokenizers`.
     """
     if elsewhere := sorted(_ELSEWHERE & options.keys()):
-        raise ExportError(
-            f"checkpoint {folder.path}: tokenizer argument {elsewhere[0]} refers to another tokenizer; copy its files "
+        raise folder.error(
+            f"tokenizer argument {elsewhere[0]} refers to another tokenizer; copy its files "
             "into the folder, and remove the argument"
         )
-    file, least, kind = _checked(folder)
+    file, least, kind = _check_files(folder)
     where = f"checkpoint {folder.path}: cannot build a tokenizer from {file}"
-    made = _made(folder, options, where)
+    made = _build(folder, options, where)
     name = type(made).__name__
     if not made.is_fast:
         raise ExportError(
@@ -95,7 +90,7 @@ def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:
             f"{where}: it is for {kind}, but {name} loads it as {other}; set tokenizer_class in tokenizer_config.json"
         )
     if lowercase:
-        backend.normalizer = _lowercased(backend.normalizer)
+        backend.normalizer = _lowercase(backend.normalizer)
     if _cleans_up(made, other):
         backend.decoder = decoders.Sequence(
             [backend.decoder, decoders.Fuse(), *(decoders.Replace(spaced, bare) for spaced, bare in _CLEANED_UP)]
@@ -103,7 +98,7 @@ def load(folder: Folder, options: Mapping[str, Any], *, lowercase: bool) -> Any:
     return made
 
 
-def _made(folder: Folder, options: Mapping[str, Any], where: str) -> Any:  # noqa: ANN401  of Transformers
+def _build(folder: Folder, options: Mapping[str, Any], where: str) -> Any:  # noqa: ANN401  of Transformers
     # A slow import; file errors are reported first.
     from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415  with what follows
     from transformers import AutoTokenizer  # noqa: PLC0415
@@ -114,9 +109,7 @@ def _made(folder: Folder, options: Mapping[str, Any], where: str) -> Any:  # noq
         with quiet(), BareExceptions(where), folder.saved() as saved:
             return AutoTokenizer.from_pretrained(saved, **arguments)
     except StrictDataclassError as error:
-        raise ExportError(
-            f"checkpoint {folder.path}: Transformers cannot read config.json: {_one_line(error)}"
-        ) from error
+        raise folder.error(f"Transformers cannot read config.json: {_one_line(error)}") from error
     except ExportError:
         raise
     except Exception as error:
@@ -132,7 +125,7 @@ def try_rules(folder: Folder, document: Mapping[str, Any], file: str = TOKENIZER
     try:
         check_rules(document)
     except BundleError as error:
-        raise ExportError(f"checkpoint {folder.path}: {file}: {error}") from error
+        raise folder.error(f"{file}: {error}") from error
 
 
 def mark(made: Any, markers: Iterable[str]) -> None:  # noqa: ANN401  of Transformers
@@ -168,7 +161,7 @@ def _cleans_up(made: Any, kind: str) -> bool:  # noqa: ANN401  of Transformers
     return bool(asked and (kind != "BPE" or insists))
 
 
-def _lowercased(normalizer: Any) -> Any:  # noqa: ANN401  any of tokenizers
+def _lowercase(normalizer: Any) -> Any:  # noqa: ANN401  any of tokenizers
     """The normalizer as Sentence Transformers changes it for `do_lower_case`."""
     steps: list[Any] = [] if normalizer is None else [normalizer]
     if isinstance(normalizer, normalizers.Sequence):
@@ -178,7 +171,7 @@ def _lowercased(normalizer: Any) -> Any:  # noqa: ANN401  any of tokenizers
     return normalizer if lowers else normalizers.Sequence([normalizers.Lowercase(), *steps])
 
 
-def _checked(folder: Folder) -> tuple[str, int, str]:
+def _check_files(folder: Folder) -> tuple[str, int, str]:
     """The vocabulary file, its number of entries, and how it splits words, if it says so."""
     _check_beside(folder)
     if document := folder.object(TOKENIZER):
@@ -191,21 +184,21 @@ def _checked(folder: Folder) -> tuple[str, int, str]:
             return file, *_pieces(folder, file)
     if folder.has(_BPE[0]) or folder.has(_BPE[1]):
         if absent := [file for file in _BPE if not folder.has(file)]:
-            raise ExportError(f"checkpoint {folder.path}: {absent[0]} is missing; a BPE tokenizer needs it")
+            raise folder.error(f"{absent[0]} is missing; a BPE tokenizer needs it")
         words = folder.object(_BPE[0])
         try:
             check_ids({"model": {"vocab": words}})
         except BundleError as error:
-            raise ExportError(f"checkpoint {folder.path}: {_BPE[0]} {error}") from error
+            raise folder.error(f"{_BPE[0]} {error}") from error
         return _BPE[0], len(words), "BPE"
     if folder.has(_WORDPIECE):
         try:
             lines = (folder.path / _WORDPIECE).read_bytes().decode().rstrip("\n").split("\n")
         except UnicodeDecodeError as error:
-            raise ExportError(f"checkpoint {folder.path}: {_WORDPIECE} is not UTF-8, at byte {error.start}") from error
+            raise folder.error(f"{_WORDPIECE} is not UTF-8, at byte {error.start}") from error
         return _WORDPIECE, len(set(lines)), "WordPiece"
-    raise ExportError(
-        f"checkpoint {folder.path}: no tokenizer found; add {TOKENIZER}, {_WORDPIECE}, {' with '.join(_BPE)}, or one "
+    raise folder.error(
+        f"no tokenizer found; add {TOKENIZER}, {_WORDPIECE}, {' with '.join(_BPE)}, or one "
         f"of {', '.join(_SENTENCEPIECE)}"
     )
 
@@ -216,21 +209,21 @@ def _check_beside(folder: Folder) -> None:
         settings = folder.object(file)
         for key, (kinds, words) in _KINDS.items():
             if key in settings and not isinstance(settings[key], kinds):
-                raise ExportError(f"checkpoint {folder.path}: {key} in {file} must be {words}, not {settings[key]!r}")
+                raise folder.error(f"{key} in {file} must be {words}, not {settings[key]!r}")
 
 
 def _pieces(folder: Folder, file: str) -> tuple[int, str]:
     if importlib.util.find_spec("sentencepiece") is None:
-        raise ExportError(f"checkpoint {folder.path}: {file} needs the module sentencepiece: {installing('export')}")
+        raise folder.error(f"{file} needs the module sentencepiece: {installing('export')}")
     from google.protobuf.message import DecodeError  # noqa: PLC0415  with what follows
     from transformers.convert_slow_tokenizer import SentencePieceExtractor  # noqa: PLC0415  takes seconds
 
     try:
         model = SentencePieceExtractor(str(folder.path / file)).proto
     except DecodeError as error:
-        raise ExportError(f"checkpoint {folder.path}: {file} is not a SentencePiece model") from error
+        raise folder.error(f"{file} is not a SentencePiece model") from error
     if not model.pieces:
-        raise ExportError(f"checkpoint {folder.path}: {file} is not a SentencePiece model, or has no pieces")
+        raise folder.error(f"{file} is not a SentencePiece model, or has no pieces")
     if charsmap := model.normalizer_spec.precompiled_charsmap:
         rule = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}
         with BareExceptions(f"checkpoint {folder.path}: {file} is not a SentencePiece model"):

@@ -159,10 +159,10 @@ def _confine(size: int) -> None:
 
 
 def _load(stream: BinaryIO | io.BytesIO) -> dict[str, torch.Tensor]:
-    return _checked(_unpickled(stream))
+    return _check(_unpickle(stream))
 
 
-def _unpickled(stream: BinaryIO | io.BytesIO) -> dict[object, object]:
+def _unpickle(stream: BinaryIO | io.BytesIO) -> dict[object, object]:
     content = torch.load(stream, map_location="cpu", weights_only=True)
     if not isinstance(content, dict):
         raise _Refused(f"has {type(content).__name__}, not a dict of tensors")
@@ -171,13 +171,13 @@ def _unpickled(stream: BinaryIO | io.BytesIO) -> dict[object, object]:
 
 def _load_training(stream: BinaryIO | io.BytesIO) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
     with torch.serialization.safe_globals([*_OF_TRAININGS]):
-        content = _unpickled(stream)
+        content = _unpickle(stream)
     if not isinstance(content.get("model"), dict):
         raise _Refused("has no Megatron-LM model (key `model`)")
     settings = _plain({name: content.get(name) for name in ("checkpoint_version", "iteration") if name in content})
     if isinstance(trained := content.get("args"), _Settings):
         settings["args"] = trained.plain
-    return _checked(dict(_leaves("", content["model"]))), settings
+    return _check(dict(_leaves("", content["model"]))), settings
 
 
 def _leaves(prefix: str, value: object) -> Iterator[tuple[object, object]]:
@@ -204,7 +204,7 @@ def _plain(state: object) -> dict[str, object]:
     return found
 
 
-def _checked(content: Mapping[object, object]) -> dict[str, torch.Tensor]:
+def _check(content: Mapping[object, object]) -> dict[str, torch.Tensor]:
     tensors = {}
     for name, tensor in content.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):

@@ -151,8 +151,8 @@ def read(
         tokenizer = Tokenizer.from_str(content.decode())
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if not 0 <= largest < vocab_size:
-        raise ExportError(
-            f"checkpoint {folder.path}: {TOKENIZER} has token IDs up to {largest} "
+        raise folder.error(
+            f"{TOKENIZER} has token IDs up to {largest} "
             f"({tokenizer.id_to_token(largest)!r}), but the model's vocab_size is {vocab_size}"
         )
     with BareExceptions(f"checkpoint {folder.path}: {TOKENIZER} cannot encode"):
@@ -211,10 +211,7 @@ def _special_ids(
         if found:
             ids[role] = found[0]
         elif role in _REQUIRED_ROLES:
-            raise ExportError(
-                f"checkpoint {folder.path}: the tokenizer has no {role} token; set one in tokenizer_config.json "
-                f"({role}_token)"
-            )
+            raise folder.error(f"the tokenizer has no {role} token; set one in tokenizer_config.json ({role}_token)")
     return ids
 
 
@@ -226,8 +223,8 @@ def _check_rows(
 ) -> None:
     """Checks that the model has a row for each token of a text; a class may add special tokens that it lacks."""
     if (largest := max(ids, default=0)) >= vocab_size:
-        raise ExportError(
-            f"checkpoint {folder.path}: the tokenizer adds the token {largest} "
+        raise folder.error(
+            f"the tokenizer adds the token {largest} "
             f"({made.convert_ids_to_tokens(largest)!r}) to texts, but the model's vocab_size is {vocab_size}; check "
             "tokenizer_config.json"
         )
@@ -235,7 +232,7 @@ def _check_rows(
 
 def _check_frame(folder: Folder, ids: list[int], special_ids: dict[str, int]) -> None:
     if len(ids) <= 1 or ids[0] != special_ids["cls"] or ids[-1] != special_ids["sep"]:
-        raise ExportError(
-            f"checkpoint {folder.path}: the tokenizer does not add its cls and sep tokens around a text; check "
+        raise folder.error(
+            f"the tokenizer does not add its cls and sep tokens around a text; check "
             f"post_processor in {TOKENIZER}, or add_bos_token and add_eos_token in tokenizer_config.json"
         )

@@ -62,9 +62,7 @@ class Weights:
                     with safe_open(file, framework="numpy"):
                         continue
                 except SafetensorError as error:
-                    raise ExportError(
-                        f"checkpoint {self.folder.path}: {file.name} is damaged ({damage(file)}): {error}"
-                    ) from error
+                    raise self.folder.error(f"{file.name} is damaged ({damage(file)}): {error}") from error
 
     def check(self, held: Mapping[str, Sequence[str]]) -> None:
         """Compares the index with the tensors in each file.
@@ -74,14 +72,14 @@ class Weights:
         """
         for name, file in self.index.items():
             if name not in held[file]:
-                raise ExportError(
-                    f"checkpoint {self.folder.path}: the weights index says that {file} has {name}, but it does "
+                raise self.folder.error(
+                    f"the weights index says that {file} has {name}, but it does "
                     "not; the files are from different checkpoints"
                 )
         names = [name for file in held.values() for name in file]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise ExportError(f"checkpoint {self.folder.path}: two weight files have {twice}")
+            raise self.folder.error(f"two weight files have {twice}")
 
 
 def sha256(parts: Iterable[Weights]) -> str:
@@ -111,20 +109,20 @@ def find(folder: Folder) -> Weights:
             folder.check_whole(single)
             return Weights(folder, [folder.path / single])
         if folder.has(f"{single}.index.json"):
-            return _sharded(folder, kind, f"{single}.index.json")
-    raise ExportError(
-        f"checkpoint {folder.path}: {_SINGLE[_SAFE]} and {_SINGLE[_PICKLED]} are missing"
+            return _find_shards(folder, kind, f"{single}.index.json")
+    raise folder.error(
+        f"{_SINGLE[_SAFE]} and {_SINGLE[_PICKLED]} are missing"
         f"{instead_of_weights(folder)}; save the model with Transformers' save_pretrained"
     )
 
 
-def _sharded(folder: Folder, kind: str, file: str) -> Weights:
+def _find_shards(folder: Folder, kind: str, file: str) -> Weights:
     index = folder.object(file).get("weight_map")
     if not isinstance(index, dict) or not index or not all(_is_plain(name, kind) for name in index.values()):
-        raise ExportError(f"checkpoint {folder.path}: {file} must map tensors to {kind} files in the same folder")
+        raise folder.error(f"{file} must map tensors to {kind} files in the same folder")
     files = [folder.path / name for name in sorted(set(index.values()))]
     if absent := [path.name for path in files if not path.is_file()]:
-        raise ExportError(f"checkpoint {folder.path}: {file} names {absent[0]}, which is missing")
+        raise folder.error(f"{file} names {absent[0]}, which is missing")
     for path in files:
         folder.check_whole(path.name)
     return Weights(folder, files, index)

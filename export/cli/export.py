@@ -18,7 +18,15 @@ from bertserve.export.engines.tensorrt import GRAPH, NATIVE
 from bertserve.export.engines.tensorrt import TARGETS as TENSORRT_TARGETS
 from bertserve.export.errors import ExportError, LeftOutError
 from bertserve.export.pages.tables import show
-from bertserve.export.recipe import DEFAULT_FORMS, FORMS, LIMIT_NAMES, LIMITED, SECOND, WAIVABLE, Recipe
+from bertserve.export.recipe import (
+    ARTIFACTS,
+    DEFAULT_ARTIFACTS,
+    LIMIT_NAMES,
+    LIMITED,
+    OPENVINO_ARTIFACT,
+    WAIVABLE,
+    Recipe,
+)
 from bertserve.export.report import terminal
 from bertserve.serving.engine.kinds import ENGINES
 from bertserve.serving.errors import BundleError
@@ -77,7 +85,7 @@ def _export(recipe: Recipe, progress: Progress) -> int:
         made = _made_before(recipe, located, model, progress)
         if made is None:
             return _make(recipe, located, progress)
-        _tell(made, "already exported from the same source with the same options")
+        _show_bundle(made, "already exported from the same source with the same options")
         return 0
 
 
@@ -110,7 +118,7 @@ def _make(recipe: Recipe, located: Located, progress: Progress) -> int:
         # Slow to import; errors of the command line and of the checkpoint's files are reported first.
         from bertserve.export import build  # noqa: PLC0415
     built = build.build(recipe, checkpoint, writer, progress)
-    _tell(built.bundle, f"in {progress.elapsed_s:.0f} s")
+    _show_bundle(built.bundle, f"in {progress.elapsed_s:.0f} s")
     if not recipe.if_changed:
         print(f"\nServe it:  {terminal.serve_command(recipe.out, built.bundle.artifacts)}")
     if built.refused:
@@ -121,7 +129,7 @@ def _make(recipe: Recipe, located: Located, progress: Progress) -> int:
     return 0
 
 
-def _tell(bundle: Bundle, ending: str) -> None:
+def _show_bundle(bundle: Bundle, ending: str) -> None:
     manifest = bundle.manifest
     show(
         f"\n{bundle.path}: {terminal.answer(manifest)}, up to {manifest.max_length} tokens\n",
@@ -158,9 +166,9 @@ def recipe_of(options: argparse.Namespace, arguments: argparse.ArgumentParser) -
         arguments.error("--if-changed checks only the bundle, so it cannot be used with --tensorrt native")
     if options.calibration_column is not None and options.calibration is None:
         arguments.error("--calibration-column needs --calibration")
-    chosen = options.forms or default_forms()
+    chosen = options.artifacts or default_artifacts()
     fields = vars(options) | {
-        "forms": tuple(form for form in FORMS if form in chosen),
+        "artifacts": tuple(name for name in ARTIFACTS if name in chosen),
         "tensorrt": tuple(dict.fromkeys(options.tensorrt)),
         "tensorrt_precisions": tuple(one for one in ENGINE_GRAPHS if one in (options.tensorrt_precisions or ["fp16"])),
         "references": tuple(options.references),
@@ -170,9 +178,9 @@ def recipe_of(options: argparse.Namespace, arguments: argparse.ArgumentParser) -
     return Recipe(**fields)
 
 
-def default_forms() -> tuple[str, ...]:
+def default_artifacts() -> tuple[str, ...]:
     """The artifacts that `serve` uses by default with the libraries of this machine."""
-    return (*DEFAULT_FORMS, SECOND) if ENGINES["openvino"].installed else DEFAULT_FORMS
+    return (*DEFAULT_ARTIFACTS, OPENVINO_ARTIFACT) if ENGINES["openvino"].installed else DEFAULT_ARTIFACTS
 
 
 def parser() -> argparse.ArgumentParser:
@@ -214,11 +222,11 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "--precision",
-        dest="forms",
+        dest="artifacts",
         action="append",
-        choices=FORMS,
-        help=f"Artifact to export. Can be repeated (default: {' and '.join(DEFAULT_FORMS)}, and {SECOND} if OpenVINO "
-        "is installed).",
+        choices=ARTIFACTS,
+        help=f"Artifact to export. Can be repeated (default: {' and '.join(DEFAULT_ARTIFACTS)}, and "
+        f"{OPENVINO_ARTIFACT} if OpenVINO is installed).",
     )
     add(
         "--tensorrt",
@@ -314,8 +322,8 @@ def _waivable(argument: str) -> str:
 
 
 def _limit_name(argument: str, names: Sequence[str]) -> str:
-    form, _, name = argument.rpartition(".")
-    if name not in names or form not in ("", *LIMITED):
+    artifact, _, name = argument.rpartition(".")
+    if name not in names or artifact not in ("", *LIMITED):
         raise argparse.ArgumentTypeError(
             f"unknown limit {argument!r}; use {', '.join(names)}, or ARTIFACT.NAME with one of {', '.join(LIMITED)}"
         )

@@ -16,12 +16,6 @@ _MEMINFO = Path("/proc/meminfo")
 def check(step: str, *, memory_bytes: int, folder: Path, disk_bytes: int) -> None:
     """Checks before the step starts.
 
-    Args:
-        step: The step, to begin the sentence with.
-        memory_bytes: The memory that it will need.
-        folder: Where it will write.
-        disk_bytes: How much it will write.
-
     Raises:
         NoRoomError: There is less.
     """

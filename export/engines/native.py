@@ -116,13 +116,7 @@ def form_of(engine: EngineBuild, precision: Precision) -> str:
 
 
 def recall_timings(cache: Path, before: Path, folder: Path) -> None:
-    """Copies the measurements of an earlier build of this bundle or of another version, if there is one.
-
-    Args:
-        cache: The node's cache.
-        before: The bundle that was built.
-        folder: Where to copy it to.
-    """
+    """Copies the measurements of an earlier build of this bundle or of another version, if there is one."""
     try:
         entry = open_entry(cache, open_bundle(before))
     except (BundleError, CacheError):  # nothing depends on it but time

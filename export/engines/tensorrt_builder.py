@@ -50,13 +50,9 @@ class Build(msgspec.Struct, frozen=True):
     """The order to build an engine.
 
     Attributes:
-        flavour: The library.
         graph: The fp16 ONNX file.
-        engine: Where to write.
         capability: `SM75` and so on, for another GPU; None for the local one.
         profiles: In the order of the sequence buckets.
-        workspace_bytes: Largest scratch memory on the GPU.
-        threads: Threads of the builder.
         timing_cache: Measurements of earlier builds on this GPU, read and written; None for no such file.
     """
 
@@ -87,7 +83,6 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         engine: What it depends on.
-        peak_memory_bytes: The peak memory of the process.
     """
 
     engine: EngineBuild
@@ -103,10 +98,6 @@ class BuilderError(Exception):
 
 def run(order: Build, report: Callable[[Answer], None]) -> Done:
     """Builds an engine.
-
-    Args:
-        order: The order.
-        report: Called with steps; an `OSError` of it stops the build.
 
     Raises:
         BuilderError: It cannot be built.
@@ -224,9 +215,9 @@ def _monitor(library: Native, report: Callable[[Answer], None]) -> Native:
             with self._lock:
                 if name in self._phases:
                     self._phases[name][0] = step + 1
-                return self._tell()
+                return self._report_percent()
 
-        def _tell(self) -> bool:
+        def _report_percent(self) -> bool:
             done, part = 0.0, 1.0
             for step, steps in self._phases.values():
                 done, part = done + part * step / steps, part / steps

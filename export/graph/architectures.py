@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 def adapt(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Adapts a new model to the checkpoint's family, before it gets its weights."""
-    change = _CHANGES.get(checkpoint.family.model_type)
+    change = _CHANGES.get(checkpoint.encoder.family.model_type)
     if change is not None:
-        encoder = getattr(model, checkpoint.family.prefix.removesuffix("."), model)
+        encoder = getattr(model, checkpoint.encoder.family.prefix.removesuffix("."), model)
         change(encoder, checkpoint)
 
 
@@ -93,9 +93,9 @@ def _jina_bert(encoder: Any, checkpoint: Checkpoint) -> None:  # noqa: ANN401  o
     encoder.embeddings = _Unplaced(encoder.embeddings)
     for layer in encoder.encoder.layer:
         layer.intermediate = _Gated(layer.intermediate)
-        if checkpoint.family is jina_bert.QUERIES_NORMALISED:
+        if checkpoint.encoder.family is jina_bert.QUERIES_NORMALISED:
             _normalise(layer.attention)
-    falls = torch.tensor(slopes(checkpoint.heads)).reshape(1, -1, 1, 1)
+    falls = torch.tensor(slopes(checkpoint.encoder.size("heads"))).reshape(1, -1, 1, 1)
 
     def bias(
         _module: object, arguments: tuple[Any, ...], named: dict[str, Any]
@@ -131,26 +131,26 @@ class _Relative(nn.Module):
         table = self.distance_embedding.weight[self._positions - length : self._positions + length - 1].T
         places = torch.arange(length)
         distances = (places[:, None] - places[None, :] + length - 1)[None, None]
-        scores = query @ key.transpose(-1, -2) + _picked(query @ table, distances)
+        scores = query @ key.transpose(-1, -2) + _pick(query @ table, distances)
         if self._keys:
-            scores = scores + _picked(key @ table, distances.transpose(-1, -2)).transpose(-1, -2)
+            scores = scores + _pick(key @ table, distances.transpose(-1, -2)).transpose(-1, -2)
         scores = scores * self._shape[1] ** -0.5
         if attention_mask is not None:
             scores = scores + attention_mask
         return (scores.softmax(-1) @ value).transpose(1, 2).reshape(*hidden_states.shape[:-1], -1), None
 
 
-def _picked(products: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def _pick(products: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return products.gather(-1, index.expand(products.size(0), products.size(1), -1, -1))
 
 
 def _bert(encoder: Any, checkpoint: Checkpoint) -> None:  # noqa: ANN401  of Transformers
-    if checkpoint.family is not bert.RELATIVE:
+    if checkpoint.encoder.family is not bert.RELATIVE:
         return
     encoder.embeddings = _Unplaced(encoder.embeddings)
-    keys = checkpoint.config["position_embedding_type"] == "relative_key_query"
+    keys = checkpoint.encoder.config["position_embedding_type"] == "relative_key_query"
     for layer in encoder.encoder.layer:
-        layer.attention.self = _Relative(layer.attention.self, checkpoint.size("positions"), keys=keys)
+        layer.attention.self = _Relative(layer.attention.self, checkpoint.encoder.size("positions"), keys=keys)
 
 
 # NomicBERT
@@ -179,10 +179,10 @@ class _ScaledByLength(nn.Module):
 
 
 def _nomic_bert(encoder: Any, checkpoint: Checkpoint) -> None:  # noqa: ANN401  of Transformers
-    factor = checkpoint.config.get("rotary_scaling_factor")
+    factor = checkpoint.encoder.config.get("rotary_scaling_factor")
     if factor is None:
         return
-    trained = checkpoint.config.get("max_trained_positions", 2048)
+    trained = checkpoint.encoder.config.get("max_trained_positions", 2048)
     encoder.rotary_emb = _ScaledByLength(encoder.rotary_emb.inv_freq, factor, trained)
 
     def place(
@@ -228,7 +228,7 @@ def _scores_by_distance(
 
     def at(products: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         index = torch.minimum(torch.clamp(wanted + span, min=0), 2 * span - 1)
-        return _picked(products, index)
+        return _pick(products, index)
 
     if "c2p" in attention.pos_att_type:
         scores = scores + at(query @ part(attention.pos_proj(table)).transpose(-1, -2), places)
@@ -246,10 +246,10 @@ def _modernbert(encoder: Any, checkpoint: Checkpoint) -> None:  # noqa: ANN401  
     if checkpoint.multi_vector is not None and checkpoint.multi_vector.unattended:
         for layer in encoder.layers:
             if layer.attn.sliding_window is not None:
-                layer.attn.register_forward_hook(_blanked, with_kwargs=True)
+                layer.attn.register_forward_hook(_blank, with_kwargs=True)
 
 
-def _blanked(
+def _blank(
     attention: Any,  # noqa: ANN401  of Transformers
     _arguments: object,
     named: dict[str, Any],

@@ -105,9 +105,9 @@ class GraphEditor:
     def keep(self, names: Collection[str]) -> None:
         """Removes every constant but these."""
         # Copied first: clearing the list deletes the content of its own elements.
-        kept = [TensorProto.FromString(t.SerializeToString()) for t in self.graph.initializer if t.name in names]
+        copies = [TensorProto.FromString(t.SerializeToString()) for t in self.graph.initializer if t.name in names]
         del self.graph.initializer[:]
-        self.graph.initializer.extend(kept)
+        self.graph.initializer.extend(copies)
         self._index()
 
     def drop_unused(self) -> None:
@@ -117,11 +117,11 @@ class GraphEditor:
 
     def share_equal(self) -> None:
         """Merges equal constants: layers that share weights are traced with a copy for each."""
-        kept: dict[tuple[int, tuple[int, ...], bytes], str] = {}
+        unique: dict[tuple[int, tuple[int, ...], bytes], str] = {}
         names = {}
         for tensor in self.graph.initializer:
             content = hashlib.sha256(self[tensor.name].tobytes()).digest()
-            names[tensor.name] = kept.setdefault((tensor.data_type, tuple(tensor.dims), content), tensor.name)
+            names[tensor.name] = unique.setdefault((tensor.data_type, tuple(tensor.dims), content), tensor.name)
         for node in self.graph.node:
             node.input[:] = [names.get(name, name) for name in node.input]
         self.keep(set(names.values()))

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 def fold(editor: GraphEditor) -> None:
     """Replaces operators whose inputs are all constants."""
     editor.lift_constants()
-    kept = []
+    remaining = []
     for node in editor.graph.node:
         inputs = [name for name in node.input if name]
         if not inputs or not all(name in editor for name in inputs):
-            kept.append(node)
+            remaining.append(node)
             continue
         takes, gives = ([onnx.ValueInfoProto(name=name) for name in names] for names in (inputs, node.output))
         alone = helper.make_graph([node], "node", takes, gives)
@@ -30,5 +30,5 @@ def fold(editor: GraphEditor) -> None:
         made = evaluator.run(None, {name: editor[name] for name in inputs})
         for name, array in zip(node.output, made, strict=True):
             editor[name] = np.asarray(array)
-    replace(editor.graph, kept)
+    replace(editor.graph, remaining)
     editor.drop_unused()

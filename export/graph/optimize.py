@@ -38,11 +38,7 @@ class Shape:
     """The structure of a graph, for fusions and checks.
 
     Attributes:
-        layers: Transformer layers.
-        heads: Attention heads of a layer.
-        hidden_size: Size of a token's vector.
         layer: Fused operators of a layer, beside its activation.
-        products: Matrix products of a layer.
         activation: The operator of a layer's fused activation; None if it is not fused.
         word_activation: That of the vocabulary head.
         other_activations: The same for activations without a bias: only `FastGelu` accepts that.
@@ -52,7 +48,6 @@ class Shape:
         head_products: Matrix products of a head, beside its last one.
         predicts_words: Whether the graph ends in a vocabulary head.
         word_blocks: Blocks of that head's last matrix.
-        shared_layers: Whether layers share their weights.
         stored_layers: Layers with weights of their own; 0 stands for all.
     """
 
@@ -95,43 +90,38 @@ class Shape:
 
 
 def shape_of(checkpoint: Checkpoint) -> Shape:
-    family, task = checkpoint.family, TASKS[checkpoint.task]
+    family, task = checkpoint.encoder.family, TASKS[checkpoint.task]
     predicts_words = bool(checkpoint.candidates or checkpoint.active)
     return Shape(
-        layers=checkpoint.layers,
-        heads=checkpoint.heads,
-        hidden_size=checkpoint.hidden_size,
+        layers=checkpoint.encoder.layers,
+        heads=checkpoint.encoder.size("heads"),
+        hidden_size=checkpoint.encoder.hidden_size,
         layer=family.layer,
         products=family.products,
-        activation=None if family.gated else ACTIVATIONS[checkpoint.activation],
-        word_activation=None if family.gated else ACTIVATIONS[family.head_activation or checkpoint.activation],
+        activation=None if family.gated else ACTIVATIONS[checkpoint.encoder.activation],
+        word_activation=None if family.gated else ACTIVATIONS[family.head_activation or checkpoint.encoder.activation],
         other_activations=tuple(ACTIVATIONS.get(name) for name in checkpoint.other_activations),
-        convolves=checkpoint.convolves,
+        convolves=checkpoint.encoder.convolves,
         # Without positions and token types there is no sum for a fused normalization.
-        embedding=family.embedding if checkpoint.known_segments or family.offset_positions else {},
-        projected=family.projection == "always" or checkpoint.embedding_size != checkpoint.hidden_size,
+        embedding=family.embedding if checkpoint.encoder.known_segments or family.offset_positions else {},
+        projected=family.projection == "always" or checkpoint.encoder.embedding_size != checkpoint.encoder.hidden_size,
         head_products=0 if task.headless or predicts_words else family.head_products,
         predicts_words=predicts_words,
-        word_blocks=blocks(checkpoint.size("vocab_size")) if checkpoint.active else 1,
+        word_blocks=blocks(checkpoint.encoder.vocab_size) if checkpoint.active else 1,
         shared_layers=family.shared_layers,
-        stored_layers=checkpoint.stored_layers,
+        stored_layers=checkpoint.encoder.stored_layers,
     )
 
 
 def fuse(raw: Path, fused: Path, shape: Shape) -> None:
     """Fuses a graph with ONNX Runtime's optimizer, offline transformations only.
 
-    Args:
-        raw: The graph as exported.
-        fused: Where to write.
-        shape: The structure of the graph.
-
     Raises:
         ExportError: The graph did not fuse completely.
     """
     editor = GraphEditor(raw, fused)
     with quiet():
-        _restore(editor, _optimized(editor, shape))
+        _restore(editor, _optimize(editor, shape))
     # The optimizer's objects form reference cycles, which hold the model until a collection.
     gc.collect()
     if shape.shared_layers:
@@ -141,7 +131,7 @@ def fuse(raw: Path, fused: Path, shape: Shape) -> None:
     flow.check(raw, fused)
 
 
-def _optimized(editor: GraphEditor, shape: Shape) -> onnx.ModelProto:
+def _optimize(editor: GraphEditor, shape: Shape) -> onnx.ModelProto:
     model = _light(editor)
     _put_branches_first(model.graph)
     _take_lengths_from_ids(model.graph)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from bertserve.export.checkpoint.modules import Dense, LayerNorm
+from bertserve.export.checkpoint.modules import Dense, LayerNorm, Normalize
 from bertserve.export.graph import tensors
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class SentenceHead(nn.Module):
         self._truncate_dim = checkpoint.sentence.truncate_dim
         # A vector for each token makes a product of a matrix that is not quantized: see `export.precision.products`.
         of_texts = checkpoint.multi_vector is None
-        self.following = nn.ModuleList(_loaded(module, of_texts=of_texts) for module in checkpoint.sentence.modules)
+        self.following = nn.ModuleList(_load(module, of_texts=of_texts) for module in checkpoint.sentence.modules)
 
     def forward(self, hidden: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """The vectors, float32 [batch, dimensions], before a last normalization, which is the server's.
@@ -42,13 +42,13 @@ class SentenceHead(nn.Module):
         """
         vectors = hidden
         if mask is not None:
-            pooled = [self._pooled(mode, hidden, mask) for mode in self._modes]
+            pooled = [self._pool(mode, hidden, mask) for mode in self._modes]
             vectors = pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=-1)
         for module in self.following:
             vectors = module(vectors)
         return vectors if self._truncate_dim is None else vectors[:, : self._truncate_dim]
 
-    def _pooled(self, mode: str, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def _pool(self, mode: str, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if mode == "cls":
             return hidden[:, 0]
         if mode == "max":
@@ -105,26 +105,16 @@ class _Normalize(nn.Module):
         return nn.functional.normalize(vectors, dim=vectors.ndim - 1).clamp(-1, 1)
 
 
-def _loaded(settings: Module, *, of_texts: bool) -> nn.Module:
-    if isinstance(settings, Dense):
-        with torch.device("meta"):
-            dense = _Dense(settings)
-        _load(dense, settings)
-        return dense.with_biases() if of_texts else dense
-    if isinstance(settings, LayerNorm):
-        with torch.device("meta"):
-            norm = _LayerNorm(settings)
-        _load(norm, settings)
-        return norm
-    return _Normalize()
-
-
-def _load(module: nn.Module, settings: Dense | LayerNorm) -> None:
-    """Gives a module, whose sizes are only its settings', the weights and their memory."""
-    needed = module.state_dict()
+def _load(settings: Module, *, of_texts: bool) -> nn.Module:
+    if isinstance(settings, Normalize):
+        return _Normalize()
+    with torch.device("meta"):
+        module = _Dense(settings) if isinstance(settings, Dense) else _LayerNorm(settings)
+    # Its sizes are only its settings': the weights bring their memory.
     beside = isinstance(settings, Dense) and settings.inline
-    weights = tensors.read_plain(settings.weights, needed, type(settings).__name__, beside=beside)
+    weights = tensors.read_plain(settings.weights, module.state_dict(), type(settings).__name__, beside=beside)
     module.load_state_dict(weights, assign=True)
+    return module.with_biases() if of_texts and isinstance(module, _Dense) else module
 
 
 def _mean(hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

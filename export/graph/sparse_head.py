@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from bertserve.export.checkpoint.sparse import BLOCK, IDF
+from bertserve.export.checkpoint.folder import Folder
+from bertserve.export.checkpoint.sparse import BLOCK, IDF, Sparse
 from bertserve.export.checkpoint.weights import find
-from bertserve.export.errors import ExportError
 from bertserve.export.graph import tensors
 
 if TYPE_CHECKING:
@@ -24,9 +24,6 @@ class SparseHead(nn.Module):
 
     It takes the last product out of a model's vocabulary head, and computes it in blocks of words. Each block is pooled
     over the tokens at once. Texts are padded at their end, and each has a token.
-
-    Attributes:
-        active: Number of weights for each text.
     """
 
     def __init__(self, model: Any, checkpoint: Checkpoint) -> None:  # noqa: ANN401  of Transformers
@@ -36,14 +33,12 @@ class SparseHead(nn.Module):
             ExportError: The model's vocabulary head has no such product.
         """
         super().__init__()
-        settings = checkpoint.sentence.sparse
-        if settings is None:
-            raise ExportError(f"checkpoint {checkpoint.source.path}: nothing says how weights of words are pooled")
+        settings = checkpoint.sentence.sparse or Sparse()
         self.active = checkpoint.active
         self._logarithms = settings.logarithms
         self._is_sum = settings.pooling == "sum"
-        self._words = checkpoint.family.word_logits
-        weight, bias = _taken(model, checkpoint)
+        self._words = checkpoint.encoder.family.word_logits
+        weight, bias = _take_product(model, checkpoint)
         # A bias does not change which token has the largest logit, so it can wait for the maximum.
         self.blocks = nn.ModuleList(
             _block(weight[at : at + BLOCK], bias[at : at + BLOCK] if self._is_sum else None)
@@ -58,7 +53,7 @@ class SparseHead(nn.Module):
             # Padding is replaced by the first token, which changes no maximum.
             hidden = torch.where(mask.unsqueeze(-1) > 0, hidden, hidden[:, :1])
         hidden = self._words(model, hidden)
-        pooled = torch.cat([self._pooled(block(hidden), mask) for block in self.blocks], dim=-1)
+        pooled = torch.cat([self._pool(block(hidden), mask) for block in self.blocks], dim=-1)
         if self._is_sum:
             weights, words = pooled.topk(self.active, dim=-1)
             return words.int(), weights
@@ -66,7 +61,7 @@ class SparseHead(nn.Module):
         weights, words = (pooled + self.bias).topk(self.active, dim=-1)
         return words.int(), self._weights(weights)
 
-    def _pooled(self, logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def _pool(self, logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if not self._is_sum:
             return logits.amax(1)
         return (self._weights(logits) * mask.unsqueeze(-1).to(logits.dtype)).sum(1)
@@ -78,13 +73,13 @@ class SparseHead(nn.Module):
         return weights
 
 
-def _taken(model: Any, checkpoint: Checkpoint) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401  of Transformers
+def _take_product(model: Any, checkpoint: Checkpoint) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401  of Transformers
     """The matrix and the bias of the vocabulary head's last product, in whose place nothing is left."""
     decoder: Any = model.get_output_embeddings()
-    if not isinstance(decoder, nn.Linear) or decoder.out_features != checkpoint.size("vocab_size"):
-        raise ExportError(
-            f"checkpoint {checkpoint.source.path}: this form of {checkpoint.family.stem}'s vocabulary head cannot be "
-            "exported for the task embed_sparse"
+    if not isinstance(decoder, nn.Linear) or decoder.out_features != checkpoint.encoder.vocab_size:
+        encoder = checkpoint.encoder
+        raise Folder(checkpoint.source.path).error(
+            f"this form of {encoder.family.stem}'s vocabulary head cannot be exported for the task embed_sparse"
         )
     for module in model.modules():
         for name, child in module.named_children():
@@ -110,7 +105,7 @@ def query_weights(checkpoint: Checkpoint) -> NDArray[np.float32] | None:
     Raises:
         ExportError: They are not there, or of another size.
     """
-    folder, size = checkpoint.query_weights, checkpoint.size("vocab_size")
+    folder, size = checkpoint.query_weights, checkpoint.encoder.vocab_size
     if folder is None:
         return None
     if not folder.has(IDF):
@@ -121,8 +116,6 @@ def query_weights(checkpoint: Checkpoint) -> NDArray[np.float32] | None:
     for token, weight in folder.object(IDF).items():
         found = checkpoint.vocabulary.reference.convert_tokens_to_ids(token)
         if not isinstance(weight, int | float) or found is None or not 0 <= found < size:
-            raise ExportError(
-                f"checkpoint {folder.path}: {IDF} must map tokens to weights, not {token!r} to {weight!r}"
-            )
+            raise folder.error(f"{IDF} must map tokens to weights, not {token!r} to {weight!r}")
         weights[found] = weight
     return weights

@@ -50,9 +50,7 @@ class TaskModel(torch.nn.Module):
         self.model = model
         self.inputs = inputs(checkpoint)
         self.outputs = outputs(checkpoint)
-        self.folded = checkpoint.family.folded
-        self.shared_layers = checkpoint.family.shared_layers
-        self.family = checkpoint.family
+        self.family = checkpoint.encoder.family
         self.candidates = checkpoint.candidates
         self._forward = EXPORTS[checkpoint.task].forward
         self._first_segment = checkpoint.first_segment
@@ -112,7 +110,7 @@ def spec_of(checkpoint: Checkpoint, path: Path) -> ModelSpec:
         data_sha256="" if data is None else data.sha256,
         # One wide lane takes padding and batches.
         batch_invariant=True,
-        vocab_size=checkpoint.size("vocab_size"),
+        vocab_size=checkpoint.encoder.vocab_size,
         max_length=checkpoint.max_length,
         special_ids=checkpoint.vocabulary.special_ids,
         unattended=checkpoint.multi_vector is not None and checkpoint.multi_vector.unattended,
@@ -127,15 +125,15 @@ def load(checkpoint: Checkpoint) -> TaskModel:
     Raises:
         ExportError: The weights do not fit this model.
     """
-    name = checkpoint.family.class_name(checkpoint.task)
+    name = checkpoint.encoder.family.class_name(checkpoint.task)
     with quiet(), torch.device("meta"):  # a size of config.json takes no memory before the weights have it
         expected = _build(getattr(transformers, name), checkpoint).state_dict()
     weights = tensors.read(
-        checkpoint.weights,
+        checkpoint.encoder.weights,
         expected,
-        checkpoint.family,
+        checkpoint.encoder.family,
         name,
-        tied=bool(checkpoint.config.get("tie_word_embeddings", True)),
+        tied=bool(checkpoint.encoder.config.get("tie_word_embeddings", True)),
         body_only=TASKS[checkpoint.task].headless,
     )
     with quiet(), torch.random.fork_rng(devices=[]):
@@ -149,7 +147,7 @@ def untrained(checkpoint: Checkpoint) -> TaskModel:
     """The same with random weights for timing, reproducible and without reading the checkpoint's files."""
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = _build(getattr(transformers, checkpoint.family.class_name(checkpoint.task)), checkpoint)
+        model = _build(getattr(transformers, checkpoint.encoder.family.class_name(checkpoint.task)), checkpoint)
         for name, tensor in model.named_parameters():
             # Biases start as 0, and a graph could drop zero biases.
             if tensor.ndim == 1:
@@ -158,11 +156,11 @@ def untrained(checkpoint: Checkpoint) -> TaskModel:
 
 
 def _build(kind: Any, checkpoint: Checkpoint) -> torch.nn.Module:  # noqa: ANN401  a class of Transformers
-    family, config = checkpoint.family, checkpoint.config
+    family, config = checkpoint.encoder.family, checkpoint.encoder.config
     handed = (*family.sizes.values(), *family.settings, *family.names)
     # Null is a value: to Transformers it is not the default of a missing setting.
     settings = {family.names.get(key, key): config[key] for key in handed if key in config}
-    settings[family.names.get(family.activation, family.activation)] = checkpoint.activation
+    settings[family.names.get(family.activation, family.activation)] = checkpoint.encoder.activation
     settings |= family.derived(config)
     task = TASKS[checkpoint.task]
     if task.facts & {"labels", "activation"}:
@@ -187,12 +185,6 @@ def answers(
 
     One text per thread, with PyTorch itself on one thread: its own threads wait for one another at every operator,
     which took thirty times as long on a busy machine.
-
-    Args:
-        model: The model.
-        texts: At least one.
-        threads: Texts to run at once.
-        count: Called with the number of finished texts and of all.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -215,16 +207,6 @@ def limit_active(
 
     Without a limit of the checkpoint's own, a text may have twice as many as any of the longest texts, and a query
     whose weights are looked up one for each of its tokens.
-
-    Args:
-        model: The model, which is changed.
-        checkpoint: Its checkpoint.
-        texts: Texts to count weights on.
-        most: The most that an engine can return; None for no limit.
-        threads: Cores to use.
-
-    Returns:
-        The checkpoint with that limit.
     """
     active = checkpoint.active
     if checkpoint.sentence.sparse is not None and checkpoint.sentence.sparse.max_active_dims is None:
@@ -272,9 +254,9 @@ def write(model: TaskModel, path: Path) -> None:
             if size != -1:
                 axis.dim_value = size
     editor.move_out()
-    if model.folded:
+    if model.family.folded:
         fold(editor)
-    if model.shared_layers:
+    if model.family.shared_layers:
         editor.share_equal()
     editor.save()
 

@@ -14,13 +14,13 @@ from safetensors import SafetensorError, safe_open
 from bertserve.export.checkpoint.families import FAMILIES
 from bertserve.export.checkpoint.unpickle import TYPES
 from bertserve.export.checkpoint.weights import damage, readable
-from bertserve.export.errors import ExportError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from bertserve.export.checkpoint.families.family import Family
+    from bertserve.export.checkpoint.folder import Folder
     from bertserve.export.checkpoint.safetensors_file import Tensor
     from bertserve.export.checkpoint.weights import Weights
 
@@ -67,13 +67,13 @@ def read(
         ExportError: A tensor is missing, unknown, of another shape, or not of floating point.
     """
     names = {_canonical(name, family.prefix): name for name in expected}
-    tensors = dict(_stored(weights, family, names.keys(), body_only=body_only))
-    where = f"checkpoint {weights.folder.path}"
-    _add(where, tensors, family.added)
+    tensors = dict(_read_known(weights, family, names.keys(), body_only=body_only))
+    folder = weights.folder
+    _add(folder, tensors, family.added)
     for name in family.zero & names.keys() - tensors.keys():
         tensors[name] = torch.zeros(expected[names[name]].shape)
     if tied:
-        _tie(where, tensors, {name: source for name, source in family.tied.items() if name in names})
+        _tie(folder, tensors, {name: source for name, source in family.tied.items() if name in names})
     _check(weights, tensors, {name: expected[own] for name, own in names.items()}, model)
     return {names[name]: tensor for name, tensor in tensors.items()}
 
@@ -92,7 +92,7 @@ def read_plain(
     Raises:
         ExportError: A tensor is missing, unknown, of another shape, or not of floating point.
     """
-    tensors = dict(_whole(weights, (lambda stored, _: stored not in expected) if beside else None))
+    tensors = dict(_read_all(weights, (lambda stored, _: stored not in expected) if beside else None))
     _check(weights, tensors, expected, module, ", with dim of artifact.metadata (128 if absent)" if beside else "")
     return tensors
 
@@ -104,61 +104,55 @@ def _check(
     model: str,
     settings: str = "",
 ) -> None:
-    where = f"checkpoint {weights.folder.path}"
+    folder = weights.folder
     if missing := sorted(expected.keys() - tensors.keys()):
         if before := _before(weights, missing):
-            raise ExportError(
-                f"{where}: the weight names begin with {before!r} ({_wrapper(before)}), so Transformers would find "
+            wrapper = next((name for start, name in _WRAPPERS.items() if before.startswith(start)), "a wrapper model")
+            raise folder.error(
+                f"the weight names begin with {before!r} ({wrapper}), so Transformers would find "
                 "none; save the inner model with save_pretrained"
             )
         untrained = missing[0].startswith(HEADS)
         remedy = " (a head that was never trained); fine-tune it, or select another --task" if untrained else _REMEDY
-        raise ExportError(
-            f"{where}: the weights lack {len(missing)} of {len(expected)} tensors that {model} needs, "
-            f"first {missing[0]}{remedy}"
+        raise folder.error(
+            f"the weights lack {len(missing)} of {len(expected)} tensors that {model} needs, first {missing[0]}{remedy}"
         )
     if unknown := sorted(tensors.keys() - expected.keys()):
-        raise ExportError(
-            f"{where}: the weights have {len(unknown)} tensors that {model} does not, first {unknown[0]}{_REMEDY}"
+        raise folder.error(
+            f"the weights have {len(unknown)} tensors that {model} does not, first {unknown[0]}{_REMEDY}"
         )
     for name, tensor in tensors.items():
         shape = expected[name].shape
         if tensor.shape != shape:
-            raise ExportError(
-                f"{where}: {name} has shape {list(tensor.shape)}, but config.json requires {list(shape)}{settings}"
+            raise folder.error(
+                f"{name} has shape {list(tensor.shape)}, but config.json requires {list(shape)}{settings}"
             )
 
 
-def _add(where: str, tensors: dict[str, torch.Tensor], added: Mapping[str, str]) -> None:
+def _add(folder: Folder, tensors: dict[str, torch.Tensor], added: Mapping[str, str]) -> None:
     for name, beside in added.items():
         if absent := [table for table in (name, beside) if table not in tensors]:
-            raise ExportError(f"{where}: the weights lack {absent[0]}")
+            raise folder.error(f"the weights lack {absent[0]}")
         row, table = tensors.pop(name)[0], tensors[beside]
         if row.shape != table.shape[1:]:
-            raise ExportError(
-                f"{where}: {name} has rows of shape {list(row.shape)}, but {beside} has {list(table.shape[1:])}"
-            )
+            raise folder.error(f"{name} has rows of shape {list(row.shape)}, but {beside} has {list(table.shape[1:])}")
         tensors[beside] = table + row
 
 
-def _tie(where: str, tensors: dict[str, torch.Tensor], tied: Mapping[str, str]) -> None:
+def _tie(folder: Folder, tensors: dict[str, torch.Tensor], tied: Mapping[str, str]) -> None:
     for name, source in tied.items():
         if source not in tensors:
             continue
         if name in tensors and not torch.equal(tensors[name], tensors[source]):
-            raise ExportError(f"{where}: {name} must equal {source} (tie_word_embeddings in config.json), but differs")
+            raise folder.error(f"{name} must equal {source} (tie_word_embeddings in config.json), but differs")
         tensors[name] = tensors[source]
-
-
-def _wrapper(before: str) -> str:
-    return next((name for start, name in _WRAPPERS.items() if before.startswith(start)), "a wrapper model")
 
 
 def _before(weights: Weights, missing: Collection[str]) -> str:
     """The prefix of most missing names in the files; empty if they are not there."""
     before, wanted = Counter[str](), frozenset(missing)
-    for file in _opened_files(weights):
-        with _opened(weights, file) as tensors:
+    for file in _files_to_open(weights):
+        with _open(weights, file) as tensors:
             for stored in tensors:
                 parts = _canonical(stored, "").split(".")
                 ends = [at for at in range(1, len(parts)) if ".".join(parts[at:]) in wanted]
@@ -167,7 +161,7 @@ def _before(weights: Weights, missing: Collection[str]) -> str:
     return name if 2 * count > len(missing) else ""
 
 
-def _stored(
+def _read_known(
     weights: Weights, family: Family, needed: Iterable[str], *, body_only: bool
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of the files under Transformers' current names, without unused heads."""
@@ -184,39 +178,37 @@ def _stored(
         in_body = stored.startswith(prefix) if has_prefix else found[0].partition(".")[0] in parts_of_body
         return body_only and not in_body
 
-    for stored, whole in _whole(weights, is_unused):
+    for stored, whole in _read_all(weights, is_unused):
         found = _names(stored, family)
         # Each with memory of its own, because a slice would keep the whole.
         parts = [whole] if len(found) == 1 else [part.clone() for part in whole.chunk(len(found))]
         yield from zip(found, parts, strict=True)
 
 
-def _whole(
+def _read_all(
     weights: Weights, is_unused: Callable[[str, Collection[str]], bool] | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of the files under their own names, without unused ones."""
     held: dict[str, list[str]] = {}
-    for file in _opened_files(weights):
+    for file in _files_to_open(weights):
         try:
-            with _opened(weights, file) as tensors:
+            with _open(weights, file) as tensors:
                 held[file.name] = list(tensors)
                 for stored, read_one in tensors.items():
                     if is_unused is None or not is_unused(stored, tensors):
                         yield stored, _float32(weights, stored, read_one())
         except SafetensorError as error:
-            raise ExportError(
-                f"checkpoint {weights.folder.path}: {file.name} is damaged ({damage(file)}): {error}"
-            ) from error
+            raise weights.folder.error(f"{file.name} is damaged ({damage(file)}): {error}") from error
     weights.check(held)
 
 
-def _opened_files(weights: Weights) -> Sequence[Path]:
+def _files_to_open(weights: Weights) -> Sequence[Path]:
     """Files that are opened one by one; those of another layout are opened together."""
     return weights.files if weights.folder.imported is None else weights.files[:1]
 
 
 @contextmanager
-def _opened(weights: Weights, file: Path) -> Iterator[Mapping[str, Callable[[], torch.Tensor]]]:
+def _open(weights: Weights, file: Path) -> Iterator[Mapping[str, Callable[[], torch.Tensor]]]:
     """Readers of the tensors of a file by name."""
     if (imported := weights.folder.imported) is not None:
         with imported.tensors() as tensors:
@@ -234,9 +226,7 @@ def _of_bits(tensor: Tensor) -> torch.Tensor:
 
 def _float32(weights: Weights, name: str, tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_floating_point():
-        raise ExportError(
-            f"checkpoint {weights.folder.path}: {name} is {tensor.dtype}; only floating-point weights are supported"
-        )
+        raise weights.folder.error(f"{name} is {tensor.dtype}; only floating-point weights are supported")
     return tensor.to(torch.float32)
 
 

@@ -273,7 +273,7 @@ def _svg(title: str, kind: str, width: int, *plots: Plot) -> str:
         written = io.StringIO()
         figure.savefig(written, format="svg", metadata={"Date": None}, facecolor=figure.get_facecolor())
     _, begin, drawn = written.getvalue().partition('<g id="figure_1">')
-    drawn = _themed(begin + drawn.rpartition("</svg>")[0])
+    drawn = _use_variables(begin + drawn.rpartition("</svg>")[0])
     named = f'role="img" aria-label="{escape(title)}" viewBox="0 0 {width} {height}"'
     if not is_file:
         return f'<svg class="plot {kind}" {named}>{drawn}</svg>'
@@ -337,7 +337,7 @@ def _add_key(figure: Figure, title: str, width: int) -> int:
     return _ROW_PX * (math.ceil(len(keys) / columns) + len(lines))
 
 
-def _themed(drawn: str) -> str:
+def _use_variables(drawn: str) -> str:
     """Rewrites matplotlib's SVG: colors become variables, the font is the page's own, and unused ids are removed."""
     for name, colour in _COLOURS.items():
         drawn = drawn.replace(colour, f"var(--{name})")

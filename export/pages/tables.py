@@ -51,10 +51,10 @@ def printable(words: str) -> str:
 
 def as_text(*parts: str | Table) -> str:
     """Formats lines and tables for a fixed-width font."""
-    return "\n".join(part if isinstance(part, str) else _aligned(part) for part in parts)
+    return "\n".join(part if isinstance(part, str) else _align(part) for part in parts)
 
 
-def _aligned(table: Table) -> str:
+def _align(table: Table) -> str:
     rows = [[printable(cell) for cell in row] for row in (table.columns, *table.rows)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rows.insert(1, ["-" * width for width in widths])

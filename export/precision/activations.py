@@ -55,7 +55,7 @@ def observe(
         tensors = padder.tensors(Batch(ModelIndex(0), [text]))
         seen.append([_look(values, share, rng) for values in session.run(names, tensors)])
         count(done, len(texts))
-    return [_joined(parts) for parts in zip(*seen, strict=True)]
+    return [_join(parts) for parts in zip(*seen, strict=True)]
 
 
 def _look(values: NDArray[np.float32], share: int, rng: np.random.Generator) -> Seen:
@@ -63,7 +63,7 @@ def _look(values: NDArray[np.float32], share: int, rng: np.random.Generator) -> 
     return Seen(tokens.min(axis=0), tokens.max(axis=0), tokens[rng.permutation(len(tokens))[:share]])
 
 
-def _joined(parts: Sequence[Seen]) -> Seen:
+def _join(parts: Sequence[Seen]) -> Seen:
     return Seen(
         np.min([part.low for part in parts], axis=0),
         np.max([part.high for part in parts], axis=0),

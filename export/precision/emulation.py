@@ -20,19 +20,15 @@ _QUANTISES = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
 def emulate(source: Path, target: Path) -> None:
-    """Writes a twin of an fp16 graph that computes fp16 arithmetic on a CPU.
+    """Writes a copy of an fp16 graph that computes fp16 arithmetic on a CPU.
 
     ONNX Runtime's CPU provider has no fp16 kernels for most operators: it computes in FP32 and drops the casts in
-    between, so nothing is rounded and nothing overflows except the weights. In the twin, every operator computes in
+    between, so nothing is rounded and nothing overflows except the weights. In the copy, every operator computes in
     FP32, as tensor cores accumulate, and its result is cast to fp16.
 
     In a quantized graph (see `qdq`) activations pass through the same 8-bit values. They and the dequantized matrices
     are multiplied in FP32, which holds each product of two such values exactly. The matrices are written out, so that
     ONNX Runtime does not fuse them into 8-bit products, whose intermediate results saturate on CPUs without VNNI.
-
-    Args:
-        source: The fp16 graph, or the quantized one.
-        target: Where to write.
     """
     editor = GraphEditor(source, target)
     graph = editor.graph

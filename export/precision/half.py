@@ -44,9 +44,9 @@ _ROOM = 4.0
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
 _FUSED_PRODUCTS = frozenset({"Attention", "MultiHeadAttention"})
 FUSED_NORMALIZATION = "SkipLayerNormalization"
-Way = Literal["fp16", "fp32"]
+Normalization = Literal["fp16", "fp32"]
 """The precision of fused normalizations that may run in fp16."""
-WAYS: tuple[Way, ...] = ("fp16", "fp32")
+NORMALIZATIONS: tuple[Normalization, ...] = ("fp16", "fp32")
 """The faster first; it rounds the residuals."""
 _LINEAR = ranges.MOVES | {"Add", "Sub", "Mul", "Div", "Relu"}
 """Operators that commute with a scale by a power of two."""
@@ -56,7 +56,7 @@ _BETWEEN = _LINEAR | {"Erf", "Tanh", "Sigmoid", "Pow", "Gelu", "BiasGelu", "Fast
 
 
 def convert(
-    source: Path, target: Path, *, shared_layers: bool = False, normalizations: Way = WAYS[0]
+    source: Path, target: Path, *, shared_layers: bool = False, normalizations: Normalization = NORMALIZATIONS[0]
 ) -> Mapping[str, int]:
     """Writes the fp16 form of an fp32 graph.
 
@@ -67,7 +67,7 @@ def convert(
             provider).
         target: Where to write.
         shared_layers: Whether layers share their weights.
-        normalizations: One of `WAYS`.
+        normalizations: One of `NORMALIZATIONS`.
 
     Returns:
         For tensors of the fp16 graph, the power of two that their values must be multiplied with.
@@ -87,7 +87,7 @@ def convert(
 class _Conversion:
     """Decides node by node, in topological order, and writes the graph anew."""
 
-    def __init__(self, editor: GraphEditor, normalizations: Way) -> None:
+    def __init__(self, editor: GraphEditor, normalizations: Normalization) -> None:
         self._draft = editor
         self._normalizations = normalizations
         self._graph = graph = editor.graph
@@ -186,7 +186,7 @@ class _Conversion:
         exponents = [self._exponent_given(source) for source in node.input if source in self._floats]
         if node.op_type in _PRODUCTS and len(exponents) == 1:
             return max(*exponents, self._needed(name), self._least_exponents.get(name, 0))
-        exponent = _carried(node, exponents)
+        exponent = _carry(node, exponents)
         if exponent is not None and (name not in self._ranges or self._ranges[name].peak <= LARGEST * 2.0**exponent):
             return exponent
         if _is_product(node):
@@ -202,7 +202,7 @@ class _Conversion:
     def _keep(self, node: NodeProto) -> None:
         """Keeps a node, with its inputs in FP32."""
         factor = self._factor_to_absorb(node)
-        inputs = [self._single(name) if factor is None else self._absorbed(name, factor) for name in node.input]
+        inputs = [self._single(name) if factor is None else self._absorb(name, factor) for name in node.input]
         self._nodes.append(nodes.copy(node, inputs))
 
     def _factor_to_absorb(self, node: NodeProto) -> float | None:
@@ -211,7 +211,7 @@ class _Conversion:
         scales = [name for name in node.input if name in self._constants and self._constants[name].size == 1]
         return 2.0 ** self._exponents[divided[0]] if node.op_type == "Mul" and divided and scales else None
 
-    def _absorbed(self, name: str, factor: float) -> str:
+    def _absorb(self, name: str, factor: float) -> str:
         if name in self._exponents:
             return self._cast(name, f"{name}:undivided by {factor:g}", TensorProto.FLOAT)
         return self._make(f"{name}:times {factor:g}", self._constants[name] * np.float32(factor))
@@ -298,7 +298,7 @@ def _is_product(node: NodeProto) -> bool:
     return node.op_type in _PRODUCTS or node.op_type in _FUSED_PRODUCTS
 
 
-def _carried(node: NodeProto, exponents: list[int]) -> int | None:
+def _carry(node: NodeProto, exponents: list[int]) -> int | None:
     """The exponent of a node's result for inputs with these exponents; None if fp16 cannot hold it."""
     if node.op_type in _PRODUCTS or node.op_type == "Mul":
         return sum(exponents)

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from bertserve.serving.engine.specs import ModelSpec
     from bertserve.serving.records import EncodedText
 
-FORMS = frozenset({"int8", "int8-openvino"})
+ARTIFACTS = frozenset({"int8", "int8-openvino"})
 
 _MAX_COLUMNS = 1 << 12
 """Columns on which factors are chosen; a vocabulary has more, which tell the same."""
 
 
 @dataclass(slots=True, frozen=True)
-class Way:
-    """A way to quantize a graph.
+class Scheme:
+    """How a graph is quantized.
 
     Attributes:
         activations: How their ranges are found.
@@ -49,13 +49,13 @@ class Way:
         return f"{self.activations} ranges{'' if self.words else ' with the vocabulary in fp32'}"
 
 
-STATIC = Way()
+STATIC = Scheme()
 
 
-def ways(checkpoint: Checkpoint) -> Sequence[Way]:
-    """The fastest way first; the next one is used if an artifact breaks its limits."""
+def schemes(checkpoint: Checkpoint) -> Sequence[Scheme]:
+    """The fastest first; the next one is used if an artifact breaks its limits."""
     heads = (True, False) if checkpoint.active else (True,)
-    return [Way("static", words) for words in heads] + [Way("dynamic", words) for words in heads]
+    return [Scheme("static", words) for words in heads] + [Scheme("dynamic", words) for words in heads]
 
 
 class Int8:
@@ -70,54 +70,42 @@ class Int8:
         self._checkpoint, self._progress = checkpoint, progress
         if recipe.calibration is None:
             self._calibration = calibration.own()
-        elif FORMS.isdisjoint(recipe.forms) and not recipe.wants_int8_engine:
+        elif ARTIFACTS.isdisjoint(recipe.artifacts) and not recipe.wants_int8_engine:
             raise ExportError(f"{recipe.calibration}: --calibration needs an INT8 artifact, and none is exported")
         else:
             self._calibration = calibration.read(recipe.calibration, recipe.calibration_column)
         self._cuts: dict[Path, dict[str, Cut]] = {}
 
-    def make(self, form: str, path: Path, way: Way, fused: Path, raw: Path) -> None:
+    def make(self, name: str, path: Path, scheme: Scheme, fused: Path, raw: Path) -> None:
         """Writes an artifact.
-
-        Args:
-            form: One of `FORMS`.
-            path: Where to write.
-            way: One of `ways`.
-            fused: The graph after the fusions.
-            raw: The graph before the fusions.
 
         Raises:
             ExportError: Some matrix was not quantized.
         """
         shape = optimize.shape_of(self._checkpoint)
-        if form == "int8":
-            static = way.activations == "static"
-            quantize.quantize(fused, path, shape, self._cuts_of(fused), static=static, words=way.words)
+        if name == "int8":
+            static = scheme.activations == "static"
+            quantize.quantize(fused, path, shape, self._cuts_of(fused), static=static, words=scheme.words)
         else:
-            cuts = self._cuts_of(raw) if way.activations == "static" else None
-            openvino.quantize(raw, path, shape, cuts, words=way.words)
+            cuts = self._cuts_of(raw) if scheme.activations == "static" else None
+            openvino.quantize(raw, path, shape, cuts, words=scheme.words)
 
-    def make_for_tensorrt(self, path: Path, way: Way, raw: Path, halved: Path, exponents: Mapping[str, int]) -> None:
+    def make_for_tensorrt(
+        self, path: Path, scheme: Scheme, raw: Path, halved: Path, exponents: Mapping[str, int]
+    ) -> None:
         """Writes the quantized graph for TensorRT.
-
-        Args:
-            path: Where to write.
-            way: One with static ranges.
-            raw: The graph before the fusions.
-            halved: The fp16 graph made by `half`.
-            exponents: The exponents from `half`.
 
         Raises:
             ExportError: Some matrix was not quantized.
         """
-        cuts, products = self._cuts_of(raw), find(GraphEditor(raw, raw).graph, words=way.words)
+        cuts, products = self._cuts_of(raw), find(GraphEditor(raw, raw).graph, words=scheme.words)
         qdq.quantize(halved, path, optimize.shape_of(self._checkpoint), exponents, products, cuts)
 
-    def quantisation(self, form: str, way: Way) -> Quantisation:
-        if form != "int8" and way.activations == "dynamic":
-            return Quantisation(way.activations, fp32_words=not way.words)
+    def quantisation(self, name: str, scheme: Scheme) -> Quantisation:
+        if name != "int8" and scheme.activations == "dynamic":
+            return Quantisation(scheme.activations, fp32_words=not scheme.words)
         source, texts = self._calibration.source, len(self._calibration.texts)
-        return Quantisation(way.activations, source, texts, fp32_words=not way.words)
+        return Quantisation(scheme.activations, source, texts, fp32_words=not scheme.words)
 
     def _cuts_of(self, path: Path) -> dict[str, Cut]:
         """The quantization parameters of a graph, computed once."""
@@ -130,14 +118,7 @@ class Int8:
 def cuts_of(
     path: Path, spec: ModelSpec, texts: Sequence[EncodedText], count: Callable[[int, int], None]
 ) -> dict[str, Cut]:
-    """The quantization parameters of a graph's products, by name.
-
-    Args:
-        path: A fp32 graph.
-        spec: Its inputs.
-        texts: Calibration text.
-        count: Called with the number of finished texts and of all.
-    """
+    """The quantization parameters of a graph's products, by name."""
     editor = GraphEditor(path, path)
     products = find(editor.graph)
     seen = activations.observe(path, products, texts, spec, available_cpus(), count)

@@ -45,14 +45,6 @@ def quantize(
 ) -> None:
     """Quantizes an fp16 graph.
 
-    Args:
-        halved: The fp16 form of the graph before ONNX Runtime's fusions.
-        quantized: Where to write.
-        shape: The structure of the graph.
-        exponents: The powers of two by which its tensors are divided, from `half.convert`.
-        products: The products of the original graph.
-        cuts: The quantization parameters by name.
-
     Raises:
         ExportError: The graph holds fewer matrices than its layers must have.
     """
@@ -88,11 +80,11 @@ class _Quantiser:
         nodes: list[onnx.NodeProto] = []
         for node in self._draft.graph.node:
             cut = self._cuts.get(node.output[0])
-            nodes += [node] if cut is None else self._quantised(node, cut)
+            nodes += [node] if cut is None else self._quantize(node, cut)
         replace(self._draft.graph, nodes)
         self._draft.drop_unused()
 
-    def _quantised(self, node: onnx.NodeProto, cut: Cut) -> list[onnx.NodeProto]:
+    def _quantize(self, node: onnx.NodeProto, cut: Cut) -> list[onnx.NodeProto]:
         """A product of 8-bit values, with the operators that make them."""
         activations, matrix = node.input
         before = [] if activations in self._seen else self._activations(activations, cut)

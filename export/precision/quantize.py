@@ -90,7 +90,7 @@ class _Quantiser:
         nodes: list[onnx.NodeProto] = []
         for node in self._graph.node:
             if node.output[0] in self._multiplied:
-                nodes += self._quantised(node)
+                nodes += self._quantize(node)
             elif node.input and node.input[0] in self._repeats:
                 nodes.append(self._with_repeated_bias(node))
             elif node.op_type == "EmbedLayerNormalization":
@@ -109,7 +109,7 @@ class _Quantiser:
             array[..., array.shape[-1] // _PARTS * (_PARTS - 1) :] /= cut.factors
             self._draft[name] = array
 
-    def _quantised(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    def _quantize(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         name, cut = node.input[0], self._cuts[node.input[0]]
         made = [] if name in self._cut else self._activations(name, cut)
         values, step, zero = (f"{self._cut[name]}.{part}" for part in ("values", "step", "zero"))

@@ -23,19 +23,9 @@ if TYPE_CHECKING:
 
 MOVES = frozenset(
     {
-        "Concat",
-        "Dropout",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "GatherElements",
-        "Identity",
-        "Reshape",
-        "Slice",
-        "Split",
-        "Squeeze",
+        *("Concat", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "Identity", "Reshape", "Slice"),
+        *("Split", "Squeeze", "Transpose", "Unsqueeze"),
     }
-    | {"Transpose", "Unsqueeze"}
 )
 """Operators that move numbers and change none."""
 
@@ -82,12 +72,7 @@ def of_constant(array: Array) -> Range:
 
 
 def of_graph(graph: GraphProto, constants: Mapping[str, Array]) -> dict[str, Range]:
-    """The ranges of a graph's float tensors; a tensor that is not listed has no known bound.
-
-    Args:
-        graph: In topological order.
-        constants: Its float weights and constants.
-    """
+    """The ranges of a graph's float tensors; a tensor that is not listed has no known bound."""
     bounds: dict[str, Range] = {}
     producers = {name: node for node in graph.node for name in node.output}
     for node in graph.node:
@@ -157,18 +142,10 @@ def _product(node: NodeProto, inputs: list[Range], arrays: list[Array | None]) -
     return Range(left.norm * right.norm) if right.is_turned and not left.is_turned else UNKNOWN
 
 
-def _moved(_node: NodeProto, inputs: list[Range], _arrays: list[Array | None]) -> Range:
-    return inputs[0]
-
-
 def _transposed(node: NodeProto, inputs: list[Range], _arrays: list[Array | None]) -> Range:
     order = next((list(attribute.ints) for attribute in node.attribute if attribute.name == "perm"), [])
     keeps_last = bool(order) and order[-1] == len(order) - 1
     return inputs[0] if keeps_last else replace(inputs[0], is_turned=not inputs[0].is_turned)
-
-
-def _joined(_node: NodeProto, inputs: list[Range], _arrays: list[Array | None]) -> Range:
-    return Range(max(bound.peak for bound in inputs))
 
 
 def _chosen(_node: NodeProto, inputs: list[Range], arrays: list[Array | None]) -> Range:
@@ -180,14 +157,6 @@ def _chosen(_node: NodeProto, inputs: list[Range], arrays: list[Array | None]) -
 def _clipped(_node: NodeProto, inputs: list[Range], arrays: list[Array | None]) -> Range:
     ends = [abs(float(array)) for array in arrays[1:] if array is not None]
     return Range(min(inputs[0].peak, max(ends))) if len(ends) == _ENDS else UNKNOWN
-
-
-def _rooted(_node: NodeProto, inputs: list[Range], _arrays: list[Array | None]) -> Range:
-    return Range(math.sqrt(inputs[0].peak))
-
-
-def _added(_node: NodeProto, inputs: list[Range], _arrays: list[Array | None]) -> Range:
-    return _sum(inputs)
 
 
 def _sum(terms: list[Range]) -> Range:
@@ -210,33 +179,26 @@ def _raised(_node: NodeProto, inputs: list[Range], arrays: list[Array | None]) -
     return Range(max(1.0, inputs[0].peak) ** exponent.item()) if exponent is not None and is_known else UNKNOWN
 
 
-def _below_one(_node: NodeProto, _inputs: list[Range], _arrays: list[Array | None]) -> Range:
-    return Range(1)
-
-
-def _mixture(_node: NodeProto, _inputs: list[Range], _arrays: list[Array | None]) -> Range:
-    return Range(1, 1, is_mixture=True)
-
-
 _SCALE_OF = {"LayerNormalization": 1, "SkipLayerNormalization": 2, "EmbedLayerNormalization": 5}
 """The position of a normalization's scale among its inputs; its bias follows it."""
 
 _RULES: dict[str, Callable[[NodeProto, list[Range], list[Array | None]], Range]] = {
     **dict.fromkeys(_SCALE_OF, _normalised),
     **dict.fromkeys(("MatMul", "Gemm", "Attention"), _product),
-    **dict.fromkeys(MOVES, _moved),
+    **dict.fromkeys((*MOVES, "ReduceMax"), lambda _node, inputs, _arrays: inputs[0]),
     "Transpose": _transposed,
-    "Concat": _joined,
+    "Concat": lambda _node, inputs, _arrays: Range(max(bound.peak for bound in inputs)),
     "Where": _chosen,
     "Clip": _clipped,
-    "ReduceMax": _moved,
-    "Sqrt": _rooted,
-    **dict.fromkeys(("Add", "Sub"), _added),
-    # These are nowhere larger than their input, with the bias of those that have one.
-    **dict.fromkeys(("Gelu", "BiasGelu", "FastGelu", "Relu", "LeakyRelu", "Elu"), _added),
+    "Sqrt": lambda _node, inputs, _arrays: Range(math.sqrt(inputs[0].peak)),
+    # Activations are nowhere larger than their input, with the bias of those that have one.
+    **dict.fromkeys(
+        ("Add", "Sub", "Gelu", "BiasGelu", "FastGelu", "Relu", "LeakyRelu", "Elu"),
+        lambda _node, inputs, _arrays: _sum(inputs),
+    ),
     "Mul": _multiplied,
     "Div": _divided,
     "Pow": _raised,
-    **dict.fromkeys(("Erf", "Tanh", "Sigmoid"), _below_one),
-    "Softmax": _mixture,
+    **dict.fromkeys(("Erf", "Tanh", "Sigmoid"), lambda *_: Range(1)),
+    "Softmax": lambda *_: Range(1, 1, is_mixture=True),
 }

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from bertserve.export.tasks.libraries.answers import Answer, Form
+    from bertserve.export.tasks.libraries.answers import Answer, Variant
     from bertserve.export.tasks.libraries.library import Library, Tokens
     from bertserve.export.tasks.limits import Limits
     from bertserve.export.texts.corpus import Text
@@ -59,9 +59,9 @@ _UNPROVEN = Artifact("", "onnx", "fp32", "cpu", "", 0, batch_invariant=True, par
 
 @dataclass(slots=True, frozen=True)
 class _Question:
-    """Texts for one form of request, as a server reads them, with the library's answers."""
+    """Texts for one variant of a request, as a server reads them, with the library's answers."""
 
-    form: Form
+    variant: Variant
     texts: Sequence[Text]
     inputs: Sequence[TextInput]
     encoded: Sequence[EncodedText]
@@ -79,12 +79,6 @@ class EndToEndProof:
 
     def __init__(self, library: Library, folder: Path, manifest: Manifest, probes: Sequence[Text]) -> None:
         """Compares the tokens of all texts, and computes the library's answers to some.
-
-        Args:
-            library: The library with the checkpoint's folder.
-            folder: The folder of the bundle's tokenizer.
-            manifest: The bundle's manifest, in which artifacts and files may still be missing.
-            probes: The texts.
 
         Raises:
             ExportError: A text has other tokens in the bundle, or the library fails on one.
@@ -104,10 +98,12 @@ class EndToEndProof:
             torch.set_num_threads(before)
 
     def _ask(self, library: Library, folder: Path, probes: Sequence[Text]) -> None:
-        forms, tokenized = library.forms(), library.tokenized()
+        variants, tokenized = library.variants(), library.tokenized()
         known = [text for probe in probes if (text := library.asked(probe)) is not None]
         # The bundle's tokenizer comes first: it ends rules that take too long.
-        ours = {text: [self._seen(one) for form in tokenized for one in self._read(form, [text])[1]] for text in known}
+        ours = {
+            text: [self._seen(one) for variant in tokenized for one in self._read(variant, [text])[1]] for text in known
+        }
         with failing_as(ExportError, f"{library.name} cannot tokenize a text"):
             asked = {text: library.encode(text) for text in ours}
         # A tokenizer's class may add special tokens without rows in the model, which then fails.
@@ -125,12 +121,12 @@ class EndToEndProof:
             sizes.append(sum(len(ids) for ids, _ in here))
         self.texts = len(texts)
         chosen = _chosen(texts, sizes)
-        self._questions = [self._question(library, form, chosen[: form.most]) for form in forms]
+        self._questions = [self._question(library, variant, chosen[: variant.most]) for variant in variants]
 
-    def _question(self, library: Library, form: Form, texts: Sequence[Text]) -> _Question:
-        inputs, encoded = self._read(form, texts)
+    def _question(self, library: Library, variant: Variant, texts: Sequence[Text]) -> _Question:
+        inputs, encoded = self._read(variant, texts)
         with failing_as(ExportError, f"{library.name} fails on a text"):
-            return _Question(form, texts, inputs, encoded, library.answer(texts, form))
+            return _Question(variant, texts, inputs, encoded, library.answer(texts, variant))
 
     def compare(
         self, engine: Engine, limits: Mapping[str, Limits], *, exact: bool, batched: bool
@@ -155,10 +151,10 @@ class EndToEndProof:
         found = {task: _Found(self.name, directed=EXPORTS[task].vectors) for task in limits}
         try:
             for question in self._questions:
-                if exact or not question.form.exact:
+                if exact or not question.variant.exact:
                     here = self._answers(engine, question, rows, batched=batched)
                     for text, ours, theirs in zip(question.texts, here, question.answers, strict=True):
-                        found[self._task(question.form)].add(question.form, text, ours, theirs, self._words)
+                        found[self._task(question.variant)].add(question.variant, text, ours, theirs, self._words)
         except _DifferentError as error:
             if not self._lacks_weights:
                 raise ExportError(str(error)) from None
@@ -174,39 +170,39 @@ class EndToEndProof:
         return _together([each.figures() for each in found.values()]), broken
 
     def _answers(self, engine: Engine, question: _Question, rows: dict[bytes, Row], *, batched: bool) -> list[Answer]:
-        form, model = question.form, self._model
-        way = WAYS[type(form.options)]
-        way.check(form.options, model.manifest)
+        variant, model = question.variant, self._model
+        way = WAYS[type(variant.options)]
+        way.check(variant.options, model.manifest)
         encoded = question.encoded
-        if way.engineless(form.options, model.manifest):
-            return self._finished(question, [])
+        if way.engineless(variant.options, model.manifest):
+            return self._finish(question, [])
         missing = list({_key(text): text for text in encoded if _key(text) not in rows}.values())
         size = _BATCH if batched else 1
         for begin in range(0, len(missing), size):
             batch = missing[begin : begin + size]
             arrays = run_batch(engine, batch).arrays
             rows.update((_key(text), tuple(array[at] for array in arrays)) for at, text in enumerate(batch))
-        return self._finished(question, [rows[_key(text)] for text in encoded])
+        return self._finish(question, [rows[_key(text)] for text in encoded])
 
-    def _finished(self, question: _Question, rows: Sequence[Row]) -> list[Answer]:
-        options, model = question.form.options, self._model
+    def _finish(self, question: _Question, rows: Sequence[Row]) -> list[Answer]:
+        options, model = question.variant.options, self._model
         work = Work(question.inputs, options, question.encoded, rows, model.manifest, model.tokenizer)
-        read = EXPORTS[self._task(question.form)].read
+        read = EXPORTS[self._task(question.variant)].read
         return [read(one, model.manifest) for one in WAYS[type(options)].finish(work)]
 
-    def _task(self, form: Form) -> str:
-        """The task of a form, which may be one of those beside the bundle's own."""
-        task = WAYS[type(form.options)].task or ""
+    def _task(self, variant: Variant) -> str:
+        """The task of a variant, which may be one of those beside the bundle's own."""
+        task = WAYS[type(variant.options)].task or ""
         return task if task in self._manifest.also else self._manifest.task
 
-    def _read(self, form: Form, texts: Sequence[Text]) -> tuple[Sequence[TextInput], Sequence[EncodedText]]:
+    def _read(self, variant: Variant, texts: Sequence[Text]) -> tuple[Sequence[TextInput], Sequence[EncodedText]]:
         """Texts with their prompt, and their tokens."""
-        model, way = self._model, WAYS[type(form.options)]
-        inputs = model.prompted(texts, form.prompt)
+        model, way = self._model, WAYS[type(variant.options)]
+        inputs = model.prompted(texts, variant.prompt)
         try:
             if way.encode is None:
                 return inputs, model.tokenizer.encode(inputs, truncate=True)
-            return inputs, way.encode(model.tokenizer, inputs, form.options, truncate=True)
+            return inputs, way.encode(model.tokenizer, inputs, variant.options, truncate=True)
         except BertserveError as error:
             raise ExportError(
                 f"the bundle rejects the text {shown(texts[0])!r}, which {self.name} accepts: {error}"
@@ -222,7 +218,7 @@ class EndToEndProof:
         return (ids, types if any(spec.name == TYPES for spec in self._manifest.inputs) else [0] * len(ids))
 
     def _words(self, text: Text) -> str:
-        _, (tokens, *_) = self._read(self._questions[0].form, [text])
+        _, (tokens, *_) = self._read(self._questions[0].variant, [text])
         return self._named(list(tokens.ids), 0)
 
     def _named(self, ids: Sequence[int], begin: int) -> str:
@@ -262,10 +258,10 @@ class _Found:
         self._farthest = ""
         self._texts: set[Text] = set()
 
-    def add(self, form: Form, text: Text, here: Answer, there: Answer, tokens: Callable[[Text], str]) -> None:
+    def add(self, variant: Variant, text: Text, here: Answer, there: Answer, tokens: Callable[[Text], str]) -> None:
         """Compares two answers to a text; `tokens` shows those of a text for a message."""
         self._texts.add(text)
-        what = f"{shown(text)!r}{f' {form.title}' if form.title else ''}"
+        what = f"{shown(text)!r}{f' {variant.title}' if variant.title else ''}"
         misshapen = there.sure and not there.decisions and here.numbers.shape != there.numbers.shape
         if here.structure != there.structure or misshapen:
             raise _DifferentError(

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from bertserve.serving.engine.specs import ModelSpec
     from bertserve.serving.models.manifest import Artifact, Target
 
+_look = cache(discovery.look)
+
 MAX_TOKENS = 4096
 """Tokens of a batch on a GPU: 32 texts of 128 tokens."""
 
@@ -35,14 +37,9 @@ def open_engine(spec: ModelSpec, target: Target, threads: int) -> Engine:
     return InlineEngine(open_backend(load)[0])
 
 
-@cache
-def _machine() -> discovery.Machine:
-    return discovery.look()
-
-
 def gpu_obstacle(artifact: Artifact) -> str | None:
     """Why no GPU here can run an artifact for GPUs; None if one can."""
-    machine = _machine()
+    machine = _look()
     if machine.problem:
         return machine.problem
     library = machine.libraries["ort-cuda" if artifact.engine is None else artifact.engine.flavour]

@@ -32,7 +32,6 @@ class Result:
 
     Attributes:
         verdict: Its raw answers.
-        accuracy: The task's metric on each labeled text.
         broken: The broken limits by name, each with a sentence.
         end_to_end: Its answers from the text on; None if those were not compared.
     """
@@ -48,10 +47,6 @@ class ReferenceEvaluation:
     """PyTorch's side of the comparison.
 
     Attributes:
-        comparator: Reads answers.
-        reference: Texts and answers.
-        labelled: Labeled texts and scores.
-        max_length: The model's maximum input in tokens.
         end_to_end_proof: The reference library's answers to texts; None if it is not used.
     """
 

@@ -45,8 +45,6 @@ class Reference:
     """PyTorch's answers.
 
     Attributes:
-        texts: The texts.
-        encoded: The same as token ids.
         rows: The raw answers, each text alone, in the form of `decisions`.
     """
 
@@ -89,7 +87,6 @@ class Verdict:
     """The result of a comparison.
 
     Attributes:
-        comparison: Text by text.
         parity: Each text alone, against PyTorch alone.
         sample: The same for the texts of the sample.
         invariance: Each text alone, against itself padded in a mixed batch; long texts truncated, some whole.
@@ -198,7 +195,7 @@ def elsewhere(proven: Parity, before: Parity | None, now: Parity) -> Parity:
     )
 
 
-def beside(before: Parity | None, now: Parity) -> str:
+def key_figure(before: Parity | None, now: Parity) -> str:
     """The most telling figure of a sample here, and on the machine of the proof."""
     names = {"cosine_mean": "mean cosine to PyTorch", "agreement": "share of decisions that match PyTorch"}
     name, words = next(

@@ -31,13 +31,7 @@ REFERENCE = "reference.safetensors"
 
 
 def write(path: Path, comparator: DecisionComparator, reference: Reference) -> None:
-    """Writes the answers.
-
-    Args:
-        path: Where to write.
-        comparator: Knows the outputs.
-        reference: Texts and answers.
-    """
+    """Writes the answers."""
     ids = [np.frombuffer(text.ids, np.int32) for text in reference.encoded]
     types = [
         np.zeros(len(text.ids), np.int32) if text.type_ids is None else np.frombuffer(text.type_ids, np.int32)
@@ -55,10 +49,6 @@ def write(path: Path, comparator: DecisionComparator, reference: Reference) -> N
 
 def read(path: Path, comparator: DecisionComparator) -> Reference:
     """Reads the answers of a bundle.
-
-    Args:
-        path: The file.
-        comparator: Knows the outputs.
 
     Raises:
         ExportError: The file is damaged, or not of this model.

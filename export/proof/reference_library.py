@@ -33,17 +33,13 @@ class NotLoadedError(Exception):
 def load(checkpoint: Checkpoint, *, cut: bool) -> Library:
     """Loads a checkpoint's folder with its reference library, offline.
 
-    Args:
-        checkpoint: The checkpoint.
-        cut: Whether the user set the maximum length.
-
     Raises:
         NotLoadedError: The library needs code of the checkpoint, or has no such model.
         ExportError: The library rejects the folder, or a pickle in it holds other content than weights.
     """
-    if checkpoint.sentence.encoder.imported is not None:
+    if checkpoint.encoder.folder.imported is not None:
         raise NotLoadedError("no library loads a folder of this layout")
-    positions = checkpoint.config.get("position_embedding_type")
+    positions = checkpoint.encoder.config.get("position_embedding_type")
     if positions in _DROPPED:
         raise NotLoadedError(
             f"Transformers {transformers.__version__} has no model with position_embedding_type {positions!r}"
@@ -55,7 +51,7 @@ def load(checkpoint: Checkpoint, *, cut: bool) -> Library:
             library = kind(checkpoint, folder)
     except NotLoadedError as error:
         # Without its own code it has no model of this form.
-        if checkpoint.family.own_prefix or isinstance(error.__cause__, ImportError):
+        if checkpoint.encoder.family.own_prefix or isinstance(error.__cause__, ImportError):
             raise
         raise ExportError(f"checkpoint {checkpoint.source.path}: {error}") from error
     # Without a limit in the folder, RoBERTa's position table would be exceeded.

@@ -61,7 +61,6 @@ class Outcome:
 
     Attributes:
         artifact: With the figures of this machine; as in the manifest if it was not run.
-        state: The result.
         sentence: For a person, after the file's name.
     """
 
@@ -79,19 +78,11 @@ def verify(
 ) -> list[Outcome]:
     """Compares every artifact that this machine can run with PyTorch's answers in the bundle.
 
-    Args:
-        bundle: An opened bundle, whose digests, files and operators were checked.
-        references: Files of labeled text that the export had too, to repeat the task's metric.
-        threads: Cores to use.
-        progress: Told of every stage.
-        artifacts: The artifacts to check; None for all.
-
     Raises:
         ExportError: The bundle lacks what is compared with, or a reference does not fit.
     """
-    return _Verification(bundle, references, threads, progress).run(
-        bundle.artifacts if artifacts is None else artifacts
-    )
+    verification = _Verification(bundle, references, threads, progress)
+    return [verification.verify(artifact) for artifact in (bundle.artifacts if artifacts is None else artifacts)]
 
 
 def repeat_sample(bundle: Bundle, artifacts: Sequence[Artifact], threads: int, progress: Progress) -> list[Outcome]:
@@ -104,14 +95,11 @@ def repeat_sample(bundle: Bundle, artifacts: Sequence[Artifact], threads: int, p
         ExportError: The bundle lacks what is compared with.
     """
     verification = _Verification(bundle, [], threads, progress)
-    return [verification.repeated(artifact) for artifact in artifacts]
+    return [verification.repeat(artifact) for artifact in artifacts]
 
 
 def keep(cache: Path, bundle: Bundle, outcomes: Sequence[Outcome]) -> Path:
     """Puts proofs into the node's cache, and removes artifacts that turned out to be wrong.
-
-    Returns:
-        The cache directory that holds it now.
 
     Raises:
         CacheError: It cannot be stored there.
@@ -142,10 +130,7 @@ class _Verification:
             labelled = [self._labelled(path) for path in references]
         self._evaluation = ReferenceEvaluation(self._comparator, answers, labelled, manifest.max_length)
 
-    def run(self, artifacts: Sequence[Artifact]) -> list[Outcome]:
-        return [self._outcome(artifact) for artifact in artifacts]
-
-    def repeated(self, artifact: Artifact) -> Outcome:
+    def repeat(self, artifact: Artifact) -> Outcome:
         """The result of `repeat_sample` for an artifact."""
         comparator, reference, proven = self._comparator, self._evaluation.reference, artifact.parity
         if proven is None:
@@ -165,7 +150,7 @@ class _Verification:
         here = msgspec.structs.replace(artifact, parity=now)
         if faults:
             return Outcome(here, State.BROKEN, f"does not match PyTorch: {'; '.join(faults)}")
-        return Outcome(here, State.KEPT, parity.beside(artifact.sample, now))
+        return Outcome(here, State.KEPT, parity.key_figure(artifact.sample, now))
 
     def _answers(self) -> parity.Reference:
         """PyTorch's answers. The tokenizer must give the token ids that PyTorch had."""
@@ -210,7 +195,8 @@ class _Verification:
             )
         return Labelled(examples, scores)
 
-    def _outcome(self, artifact: Artifact) -> Outcome:
+    def verify(self, artifact: Artifact) -> Outcome:
+        """The result of `verify` for an artifact."""
         obstacle = _obstacle(artifact)
         if obstacle is not None:
             return Outcome(artifact, State.UNCHECKED, f"was not run: {obstacle}")
@@ -237,7 +223,8 @@ class _Verification:
         if faults:
             return Outcome(compared, State.BROKEN, f"does not match PyTorch: {'; '.join(faults)}")
         if artifact.proven:
-            return Outcome(compared, State.KEPT, f"is within its limits{_but(artifact)}")
+            waived = f", except those waived at export: {', '.join(artifact.waived)}" if artifact.waived else ""
+            return Outcome(compared, State.KEPT, f"is within its limits{waived}")
         return Outcome(compared, State.PROVEN, "was unproven; now proven on this machine")
 
     def _engine(self, artifact: Artifact) -> Engine:
@@ -250,9 +237,9 @@ class _Verification:
         from bertserve.export.precision import emulation  # noqa: PLC0415
 
         with TemporaryDirectory() as folder:
-            twin = Path(folder) / artifact.file
-            emulation.emulate(path, twin)
-            return open_engine(self._spec(twin, digest(twin), data_entry(twin)), "cpu", self._threads)
+            emulated = Path(folder) / artifact.file
+            emulation.emulate(path, emulated)
+            return open_engine(self._spec(emulated, digest(emulated), data_entry(emulated)), "cpu", self._threads)
 
     def _spec(self, path: Path, sha256: str, data: FileEntry | None) -> ModelSpec:
         manifest = self._manifest
@@ -294,7 +281,3 @@ def _pytorch_scores(manifest: Manifest, examples: Examples) -> dict[str, float]:
         for figure in artifact.accuracy
         if (figure.reference, figure.examples) == (examples.name, examples.count)
     }
-
-
-def _but(artifact: Artifact) -> str:
-    return f", except those waived at export: {', '.join(artifact.waived)}" if artifact.waived else ""

@@ -30,7 +30,6 @@ class Latency:
     """One cell of the grid.
 
     Attributes:
-        batch: Number of texts.
         tokens: Tokens per text, special tokens included.
         p50_ms: Median of `runs` runs, without tokenization and the server's own work.
     """
@@ -45,13 +44,6 @@ def measure(
     engine: Engine, texts: Sequence[EncodedText], *, max_length: int, batches: Sequence[int], count: Count
 ) -> list[Latency]:
     """Measures the cells that fit into a few seconds, the cheap ones first.
-
-    Args:
-        engine: Runs the artifact as its only model, on its first lane.
-        texts: Source of the texts of each length.
-        max_length: The model's longest input in tokens.
-        batches: Batch sizes to measure.
-        count: Called with the number of finished cells and the number of all cells.
 
     Raises:
         ExportError: The engine failed on a batch.

@@ -89,8 +89,8 @@ def render(manifest: Manifest, reference: Reference, findings: Mapping[str, Find
 
 
 def _verdict(artifacts: Sequence[Artifact]) -> html.Verdict:
-    kept = sum(artifact.proven and not artifact.waived for artifact in artifacts)
-    lines = [f"{kept} of {len(artifacts)} artifacts were run and meet every limit of the comparison with PyTorch."]
+    clean = sum(artifact.proven and not artifact.waived for artifact in artifacts)
+    lines = [f"{clean} of {len(artifacts)} artifacts were run and meet every limit of the comparison with PyTorch."]
     lines += [f"{a.file} breaks limits that the export waived: {', '.join(a.waived)}." for a in artifacts if a.waived]
     lines += [f"{a.file} is not served by default: it {a.reserved}." for a in artifacts if a.reserved]
     lines += [
@@ -100,7 +100,7 @@ def _verdict(artifacts: Sequence[Artifact]) -> html.Verdict:
         for a in artifacts
         if not a.proven
     ]
-    return html.Verdict([("", line) for line in lines], "caution" if kept < len(artifacts) else "")
+    return html.Verdict([("", line) for line in lines], "caution" if clean < len(artifacts) else "")
 
 
 def _artifacts(artifacts: Sequence[Artifact]) -> Table:
@@ -214,14 +214,14 @@ def _figures(artifact: Artifact, limits: Limits) -> Iterator[tuple[str, str, str
         ("padded or batched: largest difference", invariance.max_abs_difference, "invariance_difference"),
         ("padded or batched: minimum cosine", invariance.cosine_min, "invariance_cosine"),
     ]
-    yield from _judged(artifact, limits, figures)
+    yield from _judge(artifact, limits, figures)
 
 
 def _figures_of_others(artifact: Artifact) -> Iterator[tuple[str, str, str, str]]:
     """The figures of the other tasks that a graph answers."""
     for task, parity in artifact.also.items():
         figures = [(f"{task}: {what}", value, name) for what, value, name in _of_parity(parity)]
-        yield from _judged(artifact, limits_of(artifact, task), figures)
+        yield from _judge(artifact, limits_of(artifact, task), figures)
 
 
 def _of_parity(parity: Parity) -> list[Figure]:
@@ -234,7 +234,7 @@ def _of_parity(parity: Parity) -> list[Figure]:
     ]
 
 
-def _judged(artifact: Artifact, limits: Limits, figures: Sequence[Figure]) -> Iterator[tuple[str, str, str, str]]:
+def _judge(artifact: Artifact, limits: Limits, figures: Sequence[Figure]) -> Iterator[tuple[str, str, str, str]]:
     for what, value, name in figures:
         if value is None:
             continue

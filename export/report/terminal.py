@@ -137,8 +137,8 @@ def _details(artifact: Artifact, task: str) -> Iterator[str]:
     if (parity := artifact.evidence.parity) is not None:
         yield f"  farthest from PyTorch: {printable(parity.worst)}"
     limits = asdict(limits_of(artifact, task))
-    kept = [f"{name} {value:g}" for name, value in limits.items() if value != getattr(_NO_LIMITS, name)]
-    yield f"  limits: {', '.join(kept)}"
+    stated = [f"{name} {value:g}" for name, value in limits.items() if value != getattr(_NO_LIMITS, name)]
+    yield f"  limits: {', '.join(stated)}"
     if artifact.quantisation is not None:
         yield f"  activations: {printable(ranges(artifact.quantisation))}"
     if artifact.operators:

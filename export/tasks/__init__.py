@@ -39,5 +39,5 @@ def comparator_of(
 ) -> DecisionComparator:
     """The comparator of a graph that answers a task, and perhaps others (`Manifest.also`)."""
     ids = dict(special_ids)
-    further = {other: (EXPORTS[other].beside or EXPORTS[other].comparator)(outputs, ids) for other in also}
+    further = {other: (EXPORTS[other].further_comparator or EXPORTS[other].comparator)(outputs, ids) for other in also}
     return EXPORTS[task].comparator(outputs, ids, multi_label, regression, further)

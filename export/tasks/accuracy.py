@@ -29,10 +29,7 @@ class Examples:
     """A file of labeled text, ready to run.
 
     Attributes:
-        name: The file's name.
-        count: Number of labeled examples.
         texts: The inputs; not always one for each example.
-        score: Scores the answers.
     """
 
     name: str
@@ -46,15 +43,8 @@ class Reader:
     """Reads labeled text for one model; each task with a metric has its own subclass.
 
     Attributes:
-        task: The name of the model's task.
-        vocabulary: The model's tokenizer.
         max_length: Maximum tokens of an input; longer ones are truncated.
-        labels: Names of its classes or tags.
-        multi_label: Whether each label is decided independently.
-        regression: Whether the labels are values.
         prompt: The prefix of each text that is embedded.
-        multi_vector: How a multi-vector model reads queries and documents; None for other models.
-        prompts: Prompts by name.
     """
 
     task: str
@@ -132,11 +122,7 @@ def encoded(encoding: Encoding) -> EncodedText:
 
 @dataclass(slots=True, frozen=True)
 class ScoreReader(Reader):
-    """Sentence, optional second sentence, and a score; Spearman.
-
-    Attributes:
-        score_column: Column of the score.
-    """
+    """Sentence, optional second sentence, and a score; Spearman."""
 
     score_column: ClassVar[int] = 2
 

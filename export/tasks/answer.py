@@ -17,7 +17,7 @@ from bertserve.export.tasks import metrics
 from bertserve.export.tasks.accuracy import Examples, Reader, encoded
 from bertserve.export.tasks.base import TaskExport
 from bertserve.export.tasks.decisions import DecisionComparator
-from bertserve.export.tasks.libraries.answers import MANY, Form, span
+from bertserve.export.tasks.libraries.answers import MANY, Variant, span
 from bertserve.export.tasks.libraries.library import BESIDE, tokens
 from bertserve.export.tasks.libraries.pipelines import Transformers, surely
 from bertserve.export.tasks.limits import limits_for
@@ -129,11 +129,11 @@ def _found(row: Row, encoding: Encoding, context: str) -> str:
 class Questions(Transformers):
     _kind = "AutoModelForQuestionAnswering"
 
-    def forms(self) -> list[Form]:
+    def variants(self) -> list[Variant]:
         return [
-            Form(AnswerOptions()),
-            Form(AnswerOptions(no_answer=True), "with no answer allowed", most=MANY),
-            Form(AnswerOptions(whole_words=False), "in tokens", most=MANY, exact=True),
+            Variant(AnswerOptions()),
+            Variant(AnswerOptions(no_answer=True), "with no answer allowed", most=MANY),
+            Variant(AnswerOptions(whole_words=False), "in tokens", most=MANY, exact=True),
         ]
 
     @property
@@ -150,8 +150,8 @@ class Questions(Transformers):
         windows = self._windows(text)
         return [tokens(windows, row) for row in range(len(windows["input_ids"]))]
 
-    def answer(self, texts: Sequence[Text], form: Form) -> list[Answer]:
-        options = form.options
+    def answer(self, texts: Sequence[Text], variant: Variant) -> list[Answer]:
+        options = variant.options
         return [self._sure_answer(text, options) for text in texts if isinstance(options, AnswerOptions)]
 
     def _sure_answer(self, text: Text, options: AnswerOptions) -> Answer:

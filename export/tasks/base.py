@@ -28,8 +28,7 @@ class TaskExport:
         forward: Computes the graph's outputs in PyTorch, from a `TaskModel`, the arguments of its model, and the
             graph's inputs by name.
         limits: Limits of the artifacts of each precision.
-        comparator: Reads raw answers.
-        beside: Reads them from the graph of another task; None if `comparator` does.
+        further_comparator: Reads raw answers from the graph of another task; None if `comparator` does.
         reader: Reads labeled text for the task's own metric.
         library: The reference library, which loads a checkpoint's folder.
         read: Converts one text's answer from the server's task to the form of the comparison with the library.
@@ -39,7 +38,7 @@ class TaskExport:
     forward: Forward = lambda own, common, _: (own.model(**common).logits,)
     limits: Mapping[Precision, Limits]
     comparator: type[DecisionComparator]
-    beside: type[DecisionComparator] | None = None
+    further_comparator: type[DecisionComparator] | None = None
     reader: type[Reader]
     library: type[Library]
     read: Callable[[Any, Manifest], Answer]

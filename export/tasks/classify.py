@@ -11,7 +11,7 @@ from bertserve.export.tasks import metrics
 from bertserve.export.tasks.accuracy import Examples, ScoreReader
 from bertserve.export.tasks.base import TaskExport
 from bertserve.export.tasks.decisions import DecisionComparator, Scores
-from bertserve.export.tasks.libraries.answers import FEW, Form, labels
+from bertserve.export.tasks.libraries.answers import FEW, Variant, labels
 from bertserve.export.tasks.libraries.library import tokens
 from bertserve.export.tasks.libraries.pipelines import Transformers
 from bertserve.export.tasks.limits import UNDIRECTED, limits_for
@@ -73,8 +73,8 @@ class _Reader(ScoreReader):
 class Classifier(Transformers):
     _kind, _pipeline = "AutoModelForSequenceClassification", "text-classification"
 
-    def forms(self) -> list[Form]:
-        return [Form(ClassifyOptions()), Form(ClassifyOptions(function="none"), "as raw scores", most=FEW)]
+    def variants(self) -> list[Variant]:
+        return [Variant(ClassifyOptions()), Variant(ClassifyOptions(function="none"), "as raw scores", most=FEW)]
 
     def asked(self, text: Text) -> Text | None:
         """Leaves out pairs with an empty second text, which Transformers takes for a single text."""
@@ -83,9 +83,9 @@ class Classifier(Transformers):
     def encode(self, text: Text) -> list[Tokens]:
         return [tokens(self._pipe.preprocess(_keyed(text), truncation=True))]
 
-    def answer(self, texts: Sequence[Text], form: Form) -> list[Answer]:
+    def answer(self, texts: Sequence[Text], variant: Variant) -> list[Answer]:
         named = self.checkpoint.labels
-        asked = form.options.function if isinstance(form.options, ClassifyOptions) else None
+        asked = variant.options.function if isinstance(variant.options, ClassifyOptions) else None
         # `--task regression` requests values, whatever the folder says.
         function = asked or ("none" if named.regression else None)
         replies = self._pipe(list(map(_keyed, texts)), top_k=None, truncation=True, function_to_apply=function)

@@ -29,10 +29,6 @@ class DecisionComparator:
     """Reads and compares the raw answers of one model.
 
     Attributes:
-        outputs: The graph's outputs.
-        special_ids: Ids of the special tokens by role.
-        multi_label: Whether each label is decided independently.
-        regression: Whether the labels are values.
         further: Comparators of the other tasks that the graph answers, by task. They read the same rows.
         directed: Whether a text's numbers have a direction, so that a cosine is meaningful.
         masked: Whether outputs have an entry for each mask instead of each token.

@@ -10,7 +10,7 @@ import numpy as np
 from bertserve.export.tasks.accuracy import PairReader
 from bertserve.export.tasks.base import TaskExport
 from bertserve.export.tasks.decisions import Undecided
-from bertserve.export.tasks.libraries.answers import FEW, MANY, Form, vector
+from bertserve.export.tasks.libraries.answers import FEW, MANY, Variant, vector
 from bertserve.export.tasks.libraries.sentences import BATCH, SentenceTransformers
 from bertserve.export.tasks.limits import limits_for
 from bertserve.serving.records import MASK
@@ -60,16 +60,16 @@ class Encoder(SentenceTransformers):
         """Ignores the pooler, which embeddings do not use and many folders lack."""
         return super()._needs(line) and "pooler." not in line
 
-    def forms(self) -> list[Form]:
+    def variants(self) -> list[Variant]:
         checkpoint = self._checkpoint
         others = [name for name in checkpoint.sentence.prompts if name != checkpoint.default_prompt][:_MAX_PROMPTS]
         usual = EmbedOptions() if checkpoint.task == "embed" else EmbedTokensOptions()
-        forms = [Form(usual), *(Form(usual, f"with the prompt {name!r}", name, FEW) for name in others)]
+        variants = [Variant(usual), *(Variant(usual, f"with the prompt {name!r}", name, FEW) for name in others)]
         if checkpoint.task == "embed":
             size = checkpoint.matryoshka[0] if checkpoint.matryoshka else max(1, checkpoint.dimensions // 2)
             title = f"truncated to {size} dimensions and normalized"
-            forms.append(Form(EmbedOptions(normalize=True, dimensions=size), title, most=FEW))
-        return forms
+            variants.append(Variant(EmbedOptions(normalize=True, dimensions=size), title, most=FEW))
+        return variants
 
     def asked(self, text: Text) -> Text | None:
         return text if isinstance(text, str) else None
@@ -79,9 +79,9 @@ class Encoder(SentenceTransformers):
         prompt = model.prompts[model.default_prompt_name] if model.default_prompt_name is not None else ""
         return super().encode(f"{prompt}{text}")
 
-    def answer(self, texts: Sequence[Text], form: Form) -> list[Answer]:
-        options = form.options
-        asked: dict[str, Any] = {"prompt_name": form.prompt, "batch_size": BATCH, "show_progress_bar": False}
+    def answer(self, texts: Sequence[Text], variant: Variant) -> list[Answer]:
+        options = variant.options
+        asked: dict[str, Any] = {"prompt_name": variant.prompt, "batch_size": BATCH, "show_progress_bar": False}
         if isinstance(options, EmbedOptions):
             asked |= {"truncate_dim": options.dimensions} if options.dimensions else {}
             asked |= {"normalize_embeddings": bool(options.normalize)}
@@ -101,18 +101,18 @@ class _Library(Encoder):
             # Without modules.json Sentence Transformers pools by the mean, FlagEmbedding by the first token.
             from sentence_transformers.sentence_transformer.modules import Normalize, Pooling  # noqa: PLC0415  slow
 
-            self._model[1] = Pooling(checkpoint.hidden_size, "cls")
+            self._model[1] = Pooling(checkpoint.encoder.hidden_size, "cls")
             self._model.append(Normalize())
 
-    def forms(self) -> list[Form]:
+    def variants(self) -> list[Variant]:
         options: dict[str, TaskOptions[Any]] = {"sparse": EmbedSparseOptions(), "tokens": EmbedTokensOptions()}
         outputs = [head.output for head in self._checkpoint.token_heads]
-        return [*super().forms(), *(Form(options[output], f"as {output}", most=MANY) for output in outputs)]
+        return [*super().variants(), *(Variant(options[output], f"as {output}", most=MANY) for output in outputs)]
 
-    def answer(self, texts: Sequence[Text], form: Form) -> list[Answer]:
-        if isinstance(form.options, EmbedOptions):
-            return super().answer(texts, form)
-        output = "sparse" if isinstance(form.options, EmbedSparseOptions) else "tokens"
+    def answer(self, texts: Sequence[Text], variant: Variant) -> list[Answer]:
+        if isinstance(variant.options, EmbedOptions):
+            return super().answer(texts, variant)
+        output = "sparse" if isinstance(variant.options, EmbedSparseOptions) else "tokens"
         layer = next(head for head in self._checkpoint.token_heads if head.output == output).tensors()
         weight, bias = layer["weight"].numpy(), layer["bias"].numpy()
         asked: dict[str, Any] = {"output_value": "token_embeddings", "batch_size": BATCH, "show_progress_bar": False}
@@ -123,7 +123,7 @@ class _Library(Encoder):
 
     def _weights(self, text: Text, row: NDArray[np.float32]) -> NDArray[np.float32]:
         """The largest weight of each token, for all of the vocabulary."""
-        weights = np.zeros(self._checkpoint.size("vocab_size"), np.float32)
+        weights = np.zeros(self._checkpoint.encoder.vocab_size, np.float32)
         named = self.tokenizer.special_tokens_map
         roles = [role for role in ("cls_token", "eos_token", "pad_token", "unk_token") if role in named]
         ((ids, _),) = self.encode(text)

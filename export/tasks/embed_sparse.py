@@ -12,7 +12,7 @@ from bertserve.export.tasks.accuracy import PairReader
 from bertserve.export.tasks.base import TaskExport
 from bertserve.export.tasks.decisions import DecisionComparator, cosine
 from bertserve.export.tasks.embed import Encoder
-from bertserve.export.tasks.libraries.answers import FEW, MANY, NEAR, Answer, Form, vector
+from bertserve.export.tasks.libraries.answers import FEW, MANY, NEAR, Answer, Variant, vector
 from bertserve.export.tasks.libraries.sentences import BATCH
 from bertserve.export.tasks.limits import limits_for
 from bertserve.serving.records import MASK
@@ -144,32 +144,32 @@ class SparseEncoder(Encoder):
         for reader in self._readers:
             reader.tokenizer.model_max_length = length
 
-    def forms(self) -> list[Form]:
+    def variants(self) -> list[Variant]:
         checkpoint, usual = self._checkpoint, EmbedSparseOptions()
         prompts, looks_up = checkpoint.sentence.prompts, checkpoint.query_weights is not None
         # A server takes texts with a query's prompt for queries.
         left = {checkpoint.default_prompt, *(QUERIES if looks_up else ())}
         others = [name for name in prompts if name not in left][:_MAX_PROMPTS]
-        forms = [Form(usual), *(Form(usual, f"with the prompt {name!r}", name, FEW) for name in others)]
+        variants = [Variant(usual), *(Variant(usual, f"with the prompt {name!r}", name, FEW) for name in others)]
         few = max(1, min(_TOP_K, checkpoint.active // 2))
-        forms.append(Form(EmbedSparseOptions(top_k=few), f"with `top_k` {few}", most=FEW, exact=True))
+        variants.append(Variant(EmbedSparseOptions(top_k=few), f"with `top_k` {few}", most=FEW, exact=True))
         if looks_up:
             query = "query" if "query" in prompts else None
-            forms.append(Form(EmbedSparseOptions(query=True), "as queries", query, MANY, exact=True))
-        return forms
+            variants.append(Variant(EmbedSparseOptions(query=True), "as queries", query, MANY, exact=True))
+        return variants
 
-    def answer(self, texts: Sequence[Text], form: Form) -> list[Answer]:
-        options, active = form.options, self._checkpoint.active
+    def answer(self, texts: Sequence[Text], variant: Variant) -> list[Answer]:
+        options, active = variant.options, self._checkpoint.active
         if not isinstance(options, EmbedSparseOptions):
             raise TypeError
-        rows = self._weights(texts, form, options)
+        rows = self._weights(texts, variant, options)
         if options.top_k is None:
             return [vector(above_cut(row, active)) for row in rows]
-        chosen = self._weights(texts, form, options, max_active_dims=options.top_k)
+        chosen = self._weights(texts, variant, options, max_active_dims=options.top_k)
         return [_surely(*each, options.top_k) for each in zip(chosen, rows, strict=True)]
 
     def _weights(
-        self, texts: Sequence[Text], form: Form, options: EmbedSparseOptions, **asked: object
+        self, texts: Sequence[Text], variant: Variant, options: EmbedSparseOptions, **asked: object
     ) -> NDArray[np.float32]:
         asked |= {"task": "query"} if options.query else {}
         if options.query and self._lookup is not None:
@@ -177,7 +177,7 @@ class SparseEncoder(Encoder):
             return np.concatenate([weights.detach().numpy() for weights in alone])
         asked |= {"convert_to_sparse_tensor": False, "show_progress_bar": False}
         numbers: NDArray[np.float32] = self._model.encode(
-            list(texts), prompt_name=form.prompt, batch_size=BATCH, **asked
+            list(texts), prompt_name=variant.prompt, batch_size=BATCH, **asked
         ).numpy()
         return numbers
 
@@ -189,8 +189,8 @@ def above_cut(weights: NDArray[np.float32], active: int) -> NDArray[np.float32]:
     """
     if not active or np.count_nonzero(weights) < active:
         return weights
-    kept: NDArray[np.float32] = np.maximum(weights - np.partition(weights, -active)[-active], 0)
-    return kept
+    cut: NDArray[np.float32] = np.maximum(weights - np.partition(weights, -active)[-active], 0)
+    return cut
 
 
 def _surely(chosen: NDArray[np.float32], weights: NDArray[np.float32], count: int) -> Answer:
@@ -214,7 +214,7 @@ EXPORT = TaskExport(
         int8={"cosine_mean": 0.98, "cosine_p01": 0.95, "agreement": 0.9},
     ),
     comparator=_Comparator,
-    beside=_OfTokens,
+    further_comparator=_OfTokens,
     reader=_Reader,
     library=SparseEncoder,
     read=_read,

@@ -12,7 +12,7 @@ from bertserve.export.tasks.accuracy import Examples, Reader
 from bertserve.export.tasks.base import TaskExport
 from bertserve.export.tasks.decisions import Undecided, cosine
 from bertserve.export.tasks.embed import Encoder
-from bertserve.export.tasks.libraries.answers import FEW, Form, vector
+from bertserve.export.tasks.libraries.answers import FEW, Variant, vector
 from bertserve.export.tasks.libraries.sentences import BATCH
 from bertserve.export.tasks.limits import limits_for
 from bertserve.serving.tasks.embed_tokens import EmbedTokensOptions, vectors
@@ -91,19 +91,19 @@ class TokenEncoder(Encoder):
             transformer.query_length = min(transformer.query_length or self.tokenizer.model_max_length, most)
         self.tokenizer.model_max_length = length
 
-    def forms(self) -> list[Form]:
+    def variants(self) -> list[Variant]:
         if not self._has_sides:
-            return super().forms()
+            return super().variants()
         others = [name for name in self._checkpoint.sentence.prompts if name not in _SIDES][:FEW]
         documents = EmbedTokensOptions()
         return [
-            Form(documents),
-            Form(EmbedTokensOptions(query=True), "as a query", "query"),
-            *(Form(documents, f"with the prompt {name!r}", name, FEW) for name in others),
+            Variant(documents),
+            Variant(EmbedTokensOptions(query=True), "as a query", "query"),
+            *(Variant(documents, f"with the prompt {name!r}", name, FEW) for name in others),
         ]
 
-    def tokenized(self) -> list[Form]:
-        return self.forms()[: len(_SIDES) if self._has_sides else 1]
+    def tokenized(self) -> list[Variant]:
+        return self.variants()[: len(_SIDES) if self._has_sides else 1]
 
     def encode(self, text: Text) -> list[Tokens]:
         return [self._read(text, side) for side in _SIDES] if self._has_sides else super().encode(text)
@@ -117,16 +117,16 @@ class TokenEncoder(Encoder):
         if any(isinstance(module, MultiVectorMask) for module in self._model):
             added = features.get("query_expansion_positions", [added])[0]
         types = features["token_type_ids"][0].tolist() if "token_type_ids" in features else [0] * len(ids)
-        kept = [at for at in range(len(ids)) if seen[at] or added[at]]
-        return [ids[at] if seen[at] else ~ids[at] for at in kept], [types[at] for at in kept]
+        places = [at for at in range(len(ids)) if seen[at] or added[at]]
+        return [ids[at] if seen[at] else ~ids[at] for at in places], [types[at] for at in places]
 
-    def answer(self, texts: Sequence[Text], form: Form) -> list[Answer]:
+    def answer(self, texts: Sequence[Text], variant: Variant) -> list[Answer]:
         if not self._has_sides:
-            return super().answer(texts, form)
-        query = isinstance(form.options, EmbedTokensOptions) and form.options.query
+            return super().answer(texts, variant)
+        query = isinstance(variant.options, EmbedTokensOptions) and variant.options.query
         encode = self._model.encode_query if query else self._model.encode_document
         asked: dict[str, Any] = {"batch_size": BATCH, "show_progress_bar": False, "convert_to_numpy": True}
-        return [vector(row) for row in encode(list(texts), prompt_name=form.prompt, **asked)]
+        return [vector(row) for row in encode(list(texts), prompt_name=variant.prompt, **asked)]
 
 
 def _forward(own: Any, common: Mapping[str, Any], _: Mapping[str, Any]) -> tuple[Any, ...]:  # noqa: ANN401  see `Forward`

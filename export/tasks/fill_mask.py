@@ -11,7 +11,7 @@ from bertserve.export.tasks import metrics
 from bertserve.export.tasks.accuracy import Examples, Reader
 from bertserve.export.tasks.base import TaskExport
 from bertserve.export.tasks.decisions import DecisionComparator
-from bertserve.export.tasks.libraries.answers import Form, fillings
+from bertserve.export.tasks.libraries.answers import Variant, fillings
 from bertserve.export.tasks.libraries.library import tokens
 from bertserve.export.tasks.libraries.pipelines import Transformers
 from bertserve.export.tasks.limits import UNDIRECTED, limits_for
@@ -76,8 +76,8 @@ class _Reader(Reader):
 class Filler(Transformers):
     _kind, _pipeline = "AutoModelForMaskedLM", "fill-mask"
 
-    def forms(self) -> list[Form]:
-        return [Form(FillMaskOptions(top_k=min(FillMaskOptions().top_k, self.checkpoint.candidates)))]
+    def variants(self) -> list[Variant]:
+        return [Variant(FillMaskOptions(top_k=min(FillMaskOptions().top_k, self.checkpoint.candidates)))]
 
     def asked(self, text: Text) -> Text | None:
         """Adds a mask at the end, and one at the start of a longer text, so that one survives truncation at either end.
@@ -95,8 +95,8 @@ class Filler(Transformers):
     def encode(self, text: Text) -> list[Tokens]:
         return [tokens(self._pipe.preprocess(text, tokenizer_kwargs={"truncation": True}))]
 
-    def answer(self, texts: Sequence[Text], form: Form) -> list[Answer]:
-        top_k = form.options.top_k if isinstance(form.options, FillMaskOptions) else None
+    def answer(self, texts: Sequence[Text], variant: Variant) -> list[Answer]:
+        top_k = variant.options.top_k if isinstance(variant.options, FillMaskOptions) else None
         return [self._answer(text, top_k) for text in texts]
 
     def _answer(self, text: Text, top_k: int | None) -> Answer:

@@ -41,15 +41,7 @@ def accuracy(actual: Sequence[object], expected: Sequence[object]) -> float:
 
 
 def answers(actual: Sequence[str], expected: Sequence[Sequence[str]]) -> tuple[float, float]:
-    """Exact match and word F1 as in SQuAD 1.1; each question counts its best match among the right answers.
-
-    Args:
-        actual: One answer for each question.
-        expected: The right answers for each question, at least one.
-
-    Returns:
-        The means over the questions.
-    """
+    """Exact match and word F1 as in SQuAD 1.1; each question counts its best match among the right answers."""
     exact, shared = 0.0, 0.0
     for answer, options in zip(actual, expected, strict=True):
         exact += max(float(_normal(answer) == _normal(option)) for option in options)
@@ -70,12 +62,7 @@ def _word_f1(answer: str, option: str) -> float:
 
 
 def entity_f1(actual: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> float:
-    """F1 over the entities of all sentences; an entity matches if its first word, last word and type do.
-
-    Args:
-        actual: The BIO tag of each word of each sentence.
-        expected: The right tags.
-    """
+    """F1 over the entities of all sentences; an entity matches if its first word, last word and type do."""
     pairs = [(entities(one), entities(other)) for one, other in zip(actual, expected, strict=True)]
     same = sum(len(one & other) for one, other in pairs)
     total = sum(len(one) + len(other) for one, other in pairs)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bertserve.export.tasks.accuracy import ScoreReader
 from bertserve.export.tasks.base import TaskExport
 from bertserve.export.tasks.decisions import Scores
-from bertserve.export.tasks.libraries.answers import FEW, Form, score
+from bertserve.export.tasks.libraries.answers import FEW, Variant, score
 from bertserve.export.tasks.libraries.sentences import BATCH, SentenceTransformers
 from bertserve.export.tasks.limits import UNDIRECTED, limits_for
 from bertserve.serving.tasks.rerank import RerankOptions
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 class CrossEncoder(SentenceTransformers):
     _kind = "CrossEncoder"
 
-    def forms(self) -> list[Form]:
-        return [Form(RerankOptions()), Form(RerankOptions(raw_scores=True), "as raw scores", most=FEW)]
+    def variants(self) -> list[Variant]:
+        return [Variant(RerankOptions()), Variant(RerankOptions(raw_scores=True), "as raw scores", most=FEW)]
 
     def asked(self, text: Text) -> Text | None:
         return text if isinstance(text, tuple) else None
 
-    def answer(self, texts: Sequence[Text], form: Form) -> list[Answer]:
+    def answer(self, texts: Sequence[Text], variant: Variant) -> list[Answer]:
         asked: dict[str, Any] = {"batch_size": BATCH, "show_progress_bar": False}
-        if isinstance(form.options, RerankOptions) and form.options.raw_scores:
+        if isinstance(variant.options, RerankOptions) and variant.options.raw_scores:
             import torch  # noqa: PLC0415  slow to import
 
             asked["activation_fn"] = torch.nn.Identity()

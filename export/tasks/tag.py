@@ -11,7 +11,7 @@ from bertserve.export.tasks import metrics
 from bertserve.export.tasks.accuracy import Examples, Reader, encoded
 from bertserve.export.tasks.base import TaskExport
 from bertserve.export.tasks.decisions import DecisionComparator
-from bertserve.export.tasks.libraries.answers import FEW, MANY, Form, entities, tagged
+from bertserve.export.tasks.libraries.answers import FEW, MANY, Variant, entities, tagged
 from bertserve.export.tasks.libraries.library import tokens
 from bertserve.export.tasks.libraries.pipelines import Transformers, surely
 from bertserve.export.tasks.limits import limits_for
@@ -99,18 +99,18 @@ def _read_conll(content: str) -> list[tuple[list[str], list[str]]]:
 class Tagger(Transformers):
     _kind, _pipeline = "AutoModelForTokenClassification", "token-classification"
 
-    def forms(self) -> list[Form]:
+    def variants(self) -> list[Variant]:
         grouped = [
-            Form(TagOptions(name, ignore_labels=()), f"aggregated by {name!r}", most=MANY, exact=True)
+            Variant(TagOptions(name, ignore_labels=()), f"aggregated by {name!r}", most=MANY, exact=True)
             for name in ("simple", "first", "average", "max")
         ]
-        return [Form(TagOptions("none", ignore_labels=())), *grouped, Form(TagOptions(), most=FEW, exact=True)]
+        return [Variant(TagOptions("none", ignore_labels=())), *grouped, Variant(TagOptions(), most=FEW, exact=True)]
 
     def encode(self, text: Text) -> list[Tokens]:
         return [tokens(one) for one in self._pipe.preprocess(text, is_split_into_words=False)]
 
-    def answer(self, texts: Sequence[Text], form: Form) -> list[Answer]:
-        options = form.options
+    def answer(self, texts: Sequence[Text], variant: Variant) -> list[Answer]:
+        options = variant.options
         return [self._answer(str(text), options) for text in texts if isinstance(options, TagOptions)]
 
     def _answer(self, text: str, options: TagOptions) -> Answer:

@@ -7,7 +7,7 @@ import importlib.resources
 import json
 from array import array
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bertserve.export.errors import ExportError
 from bertserve.serving.records import EncodedText
@@ -51,15 +51,15 @@ def for_task(texts: Sequence[Text], task: str) -> list[Text]:
     if not TASKS[task].paired:
         return list(texts)
     return [
-        text if isinstance(text, tuple) else _paired(text, texts[index * _PARTNER_STRIDE % len(texts)])
+        text if isinstance(text, tuple) else _pair(text, texts[index * _PARTNER_STRIDE % len(texts)])
         for index, text in enumerate(texts, 1)
     ]
 
 
 def with_masks(texts: Iterable[EncodedText], special_ids: dict[str, int]) -> list[EncodedText]:
     """The texts with every seventh token, and at least one, replaced by the mask token."""
-    kept = set(special_ids.values()) - {special_ids.get("unk", -1)}
-    return [_masked(text, kept, special_ids["mask"]) for text in texts]
+    special = set(special_ids.values()) - {special_ids.get("unk", -1)}
+    return [_mask(text, special, special_ids["mask"]) for text in texts]
 
 
 def shown(text: Text) -> str:
@@ -81,7 +81,8 @@ def _read(name: str, least: int) -> list[Text]:
     """One JSON object per line, with `text` and optionally `pair`."""
     try:
         lines = (importlib.resources.files("bertserve.export.texts") / name).read_text(encoding="utf-8").splitlines()
-        texts = [_text(json.loads(line)) for line in lines if line.strip()]
+        entries = [json.loads(line) for line in lines if line.strip()]
+        texts = [(str(e["text"]), str(e["pair"])) if "pair" in e else str(e["text"]) for e in entries]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ExportError(f"export/texts/{name} cannot be read; reinstall bertserve: {error!r}") from error
     if len(texts) < least:
@@ -89,20 +90,16 @@ def _read(name: str, least: int) -> list[Text]:
     return texts
 
 
-def _text(entry: dict[str, Any]) -> Text:
-    return (str(entry["text"]), str(entry["pair"])) if "pair" in entry else str(entry["text"])
-
-
-def _paired(text: str, partner: Text) -> tuple[str, str]:
+def _pair(text: str, partner: Text) -> tuple[str, str]:
     other = partner[0] if isinstance(partner, tuple) else partner
     short, long = sorted((text[:_PARTNER_CHARACTERS], other[:_PARTNER_CHARACTERS]), key=len)
     return short, long
 
 
-def _masked(text: EncodedText, kept: set[int], mask: int) -> EncodedText:
+def _mask(text: EncodedText, special: set[int], mask: int) -> EncodedText:
     ids = array("i", text.ids)
     positions = count()
     for index, token in enumerate(ids):
-        if token not in kept and next(positions) % _MASK_EVERY == 0:
+        if token not in special and next(positions) % _MASK_EVERY == 0:
             ids[index] = mask
     return EncodedText(ids, text.type_ids)

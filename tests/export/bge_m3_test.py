@@ -198,7 +198,7 @@ def test_the_choice_is_part_of_the_recipe(folder: Path, tmp_path: Path) -> None:
         given = [str(folder), "--out", str(tmp_path), "--precision", "fp32", *words]
         return recipe_of(arguments.parse_args(given), arguments).sha256()
 
-    assert digest() == Recipe(str(folder), tmp_path, forms=("fp32",)).sha256()
+    assert digest() == Recipe(str(folder), tmp_path, artifacts=("fp32",)).sha256()
     assert len({digest(), digest("--outputs", "dense"), digest("--outputs", "sparse,dense")}) == 3
     assert digest("--outputs", "sparse,dense") == digest("--outputs", "dense,sparse")
     with pytest.raises(SystemExit):

@@ -26,11 +26,12 @@ def folder(tmp_path: Path) -> Path:
 def test_a_good_checkpoint_opens(folder: Path) -> None:
     """What a checkpoint says of itself is read: sizes, pooling, special ids, architecture, length."""
     checkpoint = opened(folder)
-    assert (checkpoint.hidden_size, checkpoint.layers, checkpoint.heads, checkpoint.max_length) == (32, 2, 4, 64)
+    encoder = checkpoint.encoder
+    assert (encoder.hidden_size, encoder.layers, encoder.size("heads"), checkpoint.max_length) == (32, 2, 4, 64)
     assert checkpoint.sentence.pooling == ("mean",)
     assert checkpoint.sentence.normalize
     assert checkpoint.vocabulary.special_ids == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
-    assert checkpoint.architecture == "BertModel"
+    assert encoder.architecture == "BertModel"
     assert checkpoint.source == Source(folder, "small", "small")
 
 

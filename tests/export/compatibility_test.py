@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bertserve.export.recipe import FORMS
+from bertserve.export.recipe import ARTIFACTS
 from bertserve.loadtest.benchmarks.exports import popular_models
 from bertserve.loadtest.benchmarks.exports.__main__ import BENCHMARKS
 from bertserve.loadtest.benchmarks.exports.compatibility import facts, tables
@@ -71,7 +71,7 @@ def rows(folder: Path, heading: str) -> dict[str, list[str]]:
 
 def check_forms(forms: Any) -> None:
     """Figures of a real export: fp32 answers as PyTorch, the others nearly so, and INT8 takes a third of the bytes."""
-    assert forms.keys() == FORMS.keys()
+    assert forms.keys() == ARTIFACTS.keys()
     assert 0 < forms["fp32"]["max_abs_difference"] < 1e-5
     for form in ("fp16", "int8", "int8-openvino"):
         assert forms["fp32"]["max_abs_difference"] < forms[form]["max_abs_difference"]
@@ -137,7 +137,7 @@ def test_the_tables_tell_the_figures(folder: Path, step: Any) -> None:
     assert f"\n- `bert`: {ratio:.2f}, " in text
     assert "\n- `mpnet`: not measured\n" in text
     agreement = rows(folder, "| artifact")
-    assert len(agreement) == len(FORMS)
+    assert len(agreement) == len(ARTIFACTS)
     assert agreement["INT8"][0] == f"{step['forms']['int8']['cosine_min']:.4f}"
     assert [cell != "-" for cell in agreement["fp32"]] == [True, *[False] * 4, True, *[False] * 2]
     assert "`tag`, `fill_mask`, `embed_sparse`\n- all but `nomic_bert`, `gte`, `new`: `answer`\n" in text

@@ -63,7 +63,7 @@ def written(folder: Path, task: str, family: str = "bert") -> Path:
 
 def made(folder: Path, task: str, fault: Fault = lambda checkpoint: checkpoint) -> tuple[Manifest, str]:
     """What an export makes of a folder, and says, with something changed between reading it and the proof."""
-    recipe = Recipe(str(folder), folder.with_name("models"), forms=("fp32",))
+    recipe = Recipe(str(folder), folder.with_name("models"), artifacts=("fp32",))
     said = io.StringIO()
     checkpoint = fault(opened(folder, task))  # type: ignore[arg-type]  a key of HEADS
     built = build.build(recipe, checkpoint, BundleWriter(recipe.out, "small"), Progress(said, lambda: None))
@@ -339,7 +339,7 @@ def test_an_export_in_a_process_of_its_own_logs_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["minilm-sst2", "minilm-squad", "minilm-wnut17"])
 def test_trained_checkpoints_answer_as_their_library(tmp_path: Path, name: str) -> None:
     """Where scores are far apart and tags have a meaning."""
-    recipe = Recipe(str(SHARED / "models" / name), tmp_path / "models", forms=("fp32",))
+    recipe = Recipe(str(SHARED / "models" / name), tmp_path / "models", artifacts=("fp32",))
     checkpoint = opened(SHARED / "models" / name)
     writer = BundleWriter(recipe.out, "real")
     manifest = build.build(recipe, checkpoint, writer, Progress(io.StringIO(), lambda: None)).bundle.manifest

@@ -11,7 +11,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-from bertserve.export.cli.export import default_forms, main
+from bertserve.export.cli.export import default_artifacts, main
 from bertserve.export.pages.tables import as_text
 from bertserve.export.report import terminal
 from bertserve.serving import host
@@ -169,7 +169,7 @@ def test_what_auto_serves_here_is_made_by_default(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(host, "saturates", lambda: False)
     assert Chooser(Settings(models=made.path.parents[1])).first().engine == "cpu"
     monkeypatch.setattr("bertserve.serving.engine.kinds.kind.find_spec", lambda _module: None)
-    assert default_forms() == ("fp32", "int8")
+    assert default_artifacts() == ("fp32", "int8")
 
 
 def test_an_artifact_beyond_its_limit_costs_no_other(

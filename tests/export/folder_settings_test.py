@@ -118,7 +118,7 @@ def test_a_difference_names_the_text_and_both_sides(
     checkpoint = opened(write(tmp_path / "small", draw, 0))
     other = replace(checkpoint.vocabulary, **change(checkpoint.vocabulary))
     with pytest.raises(ExportError, match=named) as refusal:
-        probes.check("checkpoint small", other, checkpoint.size("vocab_size"), checkpoint.max_length)
+        probes.check("checkpoint small", other, checkpoint.encoder.vocab_size, checkpoint.max_length)
     assert "BertTokenizer in Transformers" in str(refusal.value)
     assert " here, " in str(refusal.value)
 

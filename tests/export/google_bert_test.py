@@ -81,14 +81,14 @@ def test_the_newest_checkpoint_is_taken(folder: Path) -> None:
     with pytest.raises(ExportError, match=r"has 2 checkpoints, .* model\.ckpt-12\.index and model\.ckpt-7038\.index"):
         opened(folder)
     (folder / "checkpoint").write_text('model_checkpoint_path: "gs://bucket/run/model.ckpt-7038"\n')
-    assert [file.name for file in opened(folder).weights.files] == [INDEX, DATA]
+    assert [file.name for file in opened(folder).encoder.weights.files] == [INDEX, DATA]
 
 
 def test_files_of_transformers_are_taken_first(folder: Path, saved: Path) -> None:
     """Many a folder of the hub holds both."""
     for file in ("model.safetensors", "config.json", "tokenizer.json"):
         shutil.copy(saved / file, folder)
-    assert [file.name for file in opened(folder).weights.files] == ["model.safetensors"]
+    assert [file.name for file in opened(folder).encoder.weights.files] == ["model.safetensors"]
 
 
 def test_another_state_of_the_files_is_another_revision(folder: Path) -> None:

@@ -80,7 +80,7 @@ def test_the_graphs_interface(small: Small) -> None:
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_every_layer_is_fused_and_quantised(small: Small, tmp_path: Path, layers: int) -> None:
     """Per layer: one attention, two skip layer normalisations, one bias with GELU, and no float matrix left."""
-    model = small if layers == small.checkpoint.layers else made(tmp_path, layers=layers)
+    model = small if layers == small.checkpoint.encoder.layers else made(tmp_path, layers=layers)
     checkpoint, path = model.checkpoint, model.fused
     assert optimize.operators(path) == {
         "Attention": layers,
@@ -102,7 +102,7 @@ def test_feed_forward_channels_are_repeated_before_they_are_quantised(small: Sma
     before, after = (editor.GraphEditor(graph, graph) for graph in (path, target))
     repeats = [cut.repeats for cut in chosen.values() if cut.repeats is not None]
     functions = [[node for node in one.graph.node if node.op_type == "BiasGelu"] for one in (before, after)]
-    assert len(repeats) == len(functions[1]) == small.checkpoint.layers
+    assert len(repeats) == len(functions[1]) == small.checkpoint.encoder.layers
     for often, old, new in zip(repeats, *functions, strict=True):
         assert len(often) < often.sum() <= len(often) + 16
         np.testing.assert_array_equal(after[new.input[1]], np.repeat(before[old.input[1]], often))

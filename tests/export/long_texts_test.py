@@ -110,7 +110,7 @@ def test_nomic_berts_first_form_answers_as_its_later_one(tmp_path: Path, task: s
     """Its settings and heads are those of Transformers under other names; a head without biases has zeros."""
     folder = write(tmp_path / "small", "nomic_bert", task)
     checkpoint = opened(folder)
-    assert (checkpoint.task, checkpoint.activation, checkpoint.max_length) == (task, "silu", 256)
+    assert (checkpoint.task, checkpoint.encoder.activation, checkpoint.max_length) == (task, "silu", 256)
     model = task_model.load(checkpoint).model
     for text in texts()[:2]:
         ids = torch.tensor([list(text.ids)])

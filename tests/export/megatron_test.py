@@ -43,7 +43,8 @@ def test_a_checkpoint_of_two_ranks_answers_as_they_do(tmp_path: Path) -> None:
     """Its sizes, case and head are told by its own settings."""
     folder = write_megatron(tmp_path / "megatron", 2, 3.0)
     checkpoint = opened(folder)
-    assert (checkpoint.task, checkpoint.family.model_type, checkpoint.heads) == ("fill_mask", "megatron-bert", 4)
+    encoder = checkpoint.encoder
+    assert (checkpoint.task, encoder.family.model_type, encoder.size("heads")) == ("fill_mask", "megatron-bert", 4)
     text = checkpoint.vocabulary.encode(["The server [MASK]"], POSITIONS)[0]
     model = task_model.load(checkpoint)
     models = [rank_weights(rank, 2, "fill_mask") for rank in range(2)]

@@ -70,7 +70,7 @@ see no other.
 
 def made(folder: Path, max_length: int | None = None) -> tuple[Manifest, str]:
     """What an export makes of a folder, and says."""
-    recipe = Recipe(str(folder), folder.with_name("models"), forms=("fp32",), max_length=max_length)
+    recipe = Recipe(str(folder), folder.with_name("models"), artifacts=("fp32",), max_length=max_length)
     said = io.StringIO()
     checkpoint = opened(folder, max_length=max_length)
     built = build.build(recipe, checkpoint, BundleWriter(recipe.out, "small"), Progress(said, lambda: None))

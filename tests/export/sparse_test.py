@@ -89,7 +89,7 @@ LAYOUTS: dict[str, Callable[[Path], Path]] = {
 
 
 def dense(rows: list[Row], checkpoint: Checkpoint) -> NDArray[np.float32]:
-    weights = np.zeros((len(rows), checkpoint.size("vocab_size")), np.float32)
+    weights = np.zeros((len(rows), checkpoint.encoder.vocab_size), np.float32)
     for at, (indices, values) in enumerate(rows):
         assert values[0] >= values[-1] >= 0
         weights[at, indices] = values
@@ -145,7 +145,7 @@ def test_smaller_forms_name_the_same_words(tmp_path: Path, name: str) -> None:
         assert agreement > (0.97 if form == "twin" else 0.7), form
         for row, right in zip(rows, exact, strict=True):
             assert comparator.cosine(row, right) > (0.9999 if form == "twin" else 0.95), form
-    blocks = sparse.blocks(checkpoint.size("vocab_size"))
+    blocks = sparse.blocks(checkpoint.encoder.vocab_size)
     eight, seven = (optimize.operators(tmp_path / f"ort-{words}-True.onnx") for words in (True, False))
     assert eight["MatMulIntegerToFloat"] - seven["MatMulIntegerToFloat"] == blocks
     graph = onnx.load(tmp_path / "ort-True-True.onnx").graph

@@ -110,7 +110,7 @@ def test_groups_of_layers_are_stored_once_each(tmp_path: Path) -> None:
     sizes = {"num_hidden_layers": 6, "num_hidden_groups": 2, "inner_group_num": 2}
     folder = write_task_checkpoint(tmp_path / "small", "albert", "classify", **sizes)
     checkpoint = opened(folder)
-    assert (checkpoint.layers, checkpoint.stored_layers) == (12, 4)
+    assert (checkpoint.encoder.layers, checkpoint.encoder.stored_layers) == (12, 4)
     path = fused(checkpoint, tmp_path)
     check_answers(folder, checkpoint, path)
     matrices = [tensor for tensor in onnx.load(path).graph.initializer if list(tensor.dims) == [32, 128]]

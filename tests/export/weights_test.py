@@ -87,7 +87,7 @@ def test_shards_in_half_precision_with_old_names_are_the_same_weights(folder: Pa
 def test_safetensors_are_taken_before_pickles(folder: Path) -> None:
     """A pickle beside them is not even opened."""
     (folder / BIN).write_bytes(b"whatever")
-    assert [file.name for file in opened(folder).weights.files] == ["model.safetensors"]
+    assert [file.name for file in opened(folder).encoder.weights.files] == ["model.safetensors"]
     task_model.load(opened(folder))
 
 

@@ -14,7 +14,7 @@ from bertserve.export.tasks import EXPORTS
 from bertserve.export.tasks.accuracy import ScoreReader
 from bertserve.export.tasks.base import TaskExport
 from bertserve.export.tasks.decisions import Scores
-from bertserve.export.tasks.libraries.answers import Form, score
+from bertserve.export.tasks.libraries.answers import Variant, score
 from bertserve.export.tasks.libraries.library import tokens
 from bertserve.export.tasks.libraries.pipelines import Transformers
 from bertserve.export.tasks.limits import UNDIRECTED, limits_for
@@ -85,8 +85,8 @@ def _forward(own: Any, common: Mapping[str, Any], named: Mapping[str, Any]) -> t
 class _Library(Transformers):
     _kind = "AutoModel"
 
-    def forms(self) -> list[Form]:
-        return [Form(NormOptions()), Form(NormOptions(2.0), "twice as long")]
+    def variants(self) -> list[Variant]:
+        return [Variant(NormOptions()), Variant(NormOptions(2.0), "twice as long")]
 
     def _features(self, text: Text) -> Any:
         return self.tokenizer(text, truncation=True, return_tensors="pt")
@@ -94,11 +94,11 @@ class _Library(Transformers):
     def encode(self, text: Text) -> list[Tokens]:
         return [tokens(self._features(text))]
 
-    def answer(self, texts: Sequence[Text], form: Form) -> list[Answer]:
-        assert isinstance(form.options, NormOptions)
+    def answer(self, texts: Sequence[Text], variant: Variant) -> list[Answer]:
+        assert isinstance(variant.options, NormOptions)
         features = [self._features(text) for text in texts]
         found = [_norm(self.model(**one).last_hidden_state, one["attention_mask"]) for one in features]
-        return [score(form.options.factor * float(one)) for one in found]
+        return [score(variant.options.factor * float(one)) for one in found]
 
 
 @dataclass(slots=True, frozen=True)

@@ -53,11 +53,11 @@ _ALL = (
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
 """By the model_type of config.json."""
 
-TOLD = (bert.RELATIVE, jina_bert.QUERIES_NORMALISED, jina_bert.FAMILY, nomic_bert.FIRST_FORM, ernie.WITH_TASKS)
+SPECIAL = (bert.RELATIVE, jina_bert.QUERIES_NORMALISED, jina_bert.FAMILY, nomic_bert.FIRST_FORM, ernie.WITH_TASKS)
 """Families that share a model_type with another one."""
 
 
 def family_of(config: Mapping[str, Any]) -> Family | None:
     """The family of a config.json; None if unknown."""
-    told = next((family for family in TOLD if family.told(config)), None)
-    return told or FAMILIES.get(str(config.get("model_type")))
+    special = next((family for family in SPECIAL if family.matches(config)), None)
+    return special or FAMILIES.get(str(config.get("model_type")))

@@ -29,7 +29,7 @@ DISTANCES = ("relative_key", "relative_key_query")
 
 RELATIVE = replace(
     FAMILY,
-    told=lambda config: config.get("model_type") == "bert" and config.get("position_embedding_type") in DISTANCES,
+    matches=lambda config: config.get("model_type") == "bert" and config.get("position_embedding_type") in DISTANCES,
     derives=("position_embedding_type",),
     # Stored by Transformers, but not used then.
     ignored=("embeddings.position_embeddings.",),

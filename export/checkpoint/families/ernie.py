@@ -18,7 +18,7 @@ FAMILY = replace(
 
 WITH_TASKS = replace(
     FAMILY,
-    told=lambda config: config.get("model_type") == "ernie" and config.get("use_task_id") is True,
+    matches=lambda config: config.get("model_type") == "ernie" and config.get("use_task_id") is True,
     added={"embeddings.task_type_embeddings.weight": "embeddings.token_type_embeddings.weight"},
     derives=("use_task_id",),
     fixed=BERT_FIXED,

@@ -91,7 +91,7 @@ class Family:
         stem: The beginning of its class names in Transformers.
         prefix: The beginning of the encoder's tensor names beside a head.
         own_prefix: The same in checkpoints, if different from Transformers.
-        told: Whether settings belong to this family, if `model_type` alone does not decide.
+        matches: Whether settings belong to this family, if `model_type` alone does not decide.
         heads: The beginnings of its heads' tensor names; unused heads are left out.
         ignored: The beginnings of names of unused tensors.
         renamed: Parts of stored tensor names, and their names in Transformers.
@@ -140,7 +140,7 @@ class Family:
     sizes: Mapping[str, str]
     fixed: Mapping[str, Any]
     own_prefix: str = ""
-    told: Callable[[Mapping[str, Any]], bool] = lambda _config: False
+    matches: Callable[[Mapping[str, Any]], bool] = lambda _config: False
     settings: tuple[str, ...] = BERT_SETTINGS
     names: Mapping[str, str] = field(default_factory=dict)
     derived: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _config: {}

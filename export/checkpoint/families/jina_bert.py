@@ -19,7 +19,7 @@ def _is_alibi(config: Mapping[str, Any]) -> bool:
 FAMILY = replace(
     bert.FAMILY,
     model_type="jina_bert",
-    told=_is_alibi,
+    matches=_is_alibi,
     # Its names are BERT's, except those of the gated layers.
     renamed={"mlp.wo": "output.dense", "mlp.layernorm": "output.LayerNorm"},
     split={"mlp.gated_layers": ("intermediate.gate", "intermediate.up")},
@@ -38,7 +38,7 @@ FAMILY = replace(
 QUERIES_NORMALISED = replace(
     FAMILY,
     # Recognized only by the name of its code.
-    told=lambda config: _is_alibi(config) and "qk-post-norm" in str(config.get("auto_map")),
+    matches=lambda config: _is_alibi(config) and "qk-post-norm" in str(config.get("auto_map")),
     derives=("auto_map",),
     renamed={
         "self.layer_norm_q": "self.query.norm",

@@ -65,7 +65,7 @@ def _first_derived(config: Mapping[str, Any]) -> dict[str, Any]:
 FIRST_FORM = replace(
     FAMILY,
     own_prefix="bert.",
-    told=lambda config: config.get("model_type") == "nomic_bert" and "n_embd" in config,
+    matches=lambda config: config.get("model_type") == "nomic_bert" and "n_embd" in config,
     pretraining="fill_mask",
     sizes={
         "hidden_size": "n_embd",

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from bertserve.export.checkpoint import weights
 from bertserve.export.checkpoint.layouts import google_bert, megatron
-from bertserve.export.errors import ExportError
 
 if TYPE_CHECKING:
     from bertserve.export.checkpoint.folder import Folder
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 _READERS = (google_bert.read, megatron.read)
 
 
-def opened(folder: Folder, case: Case | None) -> Folder:
+def read_layout(folder: Folder, case: Case | None) -> Folder:
     """The folder, with what its layout says in other words.
 
     Args:
@@ -35,5 +34,5 @@ def opened(folder: Folder, case: Case | None) -> Folder:
             if (imported := read(folder, case)) is not None:
                 return replace(folder, imported=imported)
     if case is not None:
-        raise ExportError(f"checkpoint {folder.path}: the tokenizer files define the case; remove --case")
+        raise folder.error("the tokenizer files define the case; remove --case")
     return folder

@@ -5,8 +5,6 @@ from __future__ import annotations
 import string
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from bertserve.export.errors import ExportError
-
 if TYPE_CHECKING:
     from bertserve.export.checkpoint.folder import Folder
 
@@ -23,36 +21,29 @@ def tokenizer_settings(folder: Folder, asked: Case | None, known: Case | None = 
     The option, the training's settings or the vocabulary decide: a cased vocabulary has an entry for each letter A to
     Z, and an uncased one has no entry with a capital.
 
-    Args:
-        folder: The checkpoint.
-        asked: The option of the command line.
-        known: The training's settings.
-
     Raises:
         ExportError: Nothing decides, or two sources disagree.
     """
     settings = folder.object(_SETTINGS)
     if folder.has("tokenizer.json") or "do_lower_case" in settings:
         if asked is not None:
-            raise ExportError(f"checkpoint {folder.path}: the tokenizer files define the case; remove --case")
+            raise folder.error("the tokenizer files define the case; remove --case")
         return settings
     if not folder.has(_VOCABULARY):
-        raise ExportError(
-            f"checkpoint {folder.path}: {_VOCABULARY} is missing; add the vocabulary that the model was trained with"
-        )
-    told = known or _told(folder)
-    if asked is not None and told is not None and asked != told:
-        raise ExportError(f"checkpoint {folder.path}: its files say {told}, not {asked}; remove --case")
-    case = asked or told
+        raise folder.error(f"{_VOCABULARY} is missing; add the vocabulary that the model was trained with")
+    stated = known or _case_of(folder)
+    if asked is not None and stated is not None and asked != stated:
+        raise folder.error(f"its files say {stated}, not {asked}; remove --case")
+    case = asked or stated
     if case is None:
-        raise ExportError(
-            f"checkpoint {folder.path}: {_VOCABULARY} does not show whether the model is cased; set --case cased "
+        raise folder.error(
+            f"{_VOCABULARY} does not show whether the model is cased; set --case cased "
             "or --case uncased, as in training (do_lower_case)"
         )
     return {"tokenizer_class": "BertTokenizer", **settings, "do_lower_case": case == "uncased"}
 
 
-def _told(folder: Folder) -> Case | None:
+def _case_of(folder: Folder) -> Case | None:
     lines = (folder.path / _VOCABULARY).read_text(encoding="utf-8", errors="replace").splitlines()
     words = {line.strip() for line in lines}
     # Special tokens are upper-case in either case.

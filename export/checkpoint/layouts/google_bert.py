@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from bertserve.export.checkpoint.folder import Imported
 from bertserve.export.checkpoint.layouts import tensor_bundle
 from bertserve.export.checkpoint.layouts.case import tokenizer_settings
-from bertserve.export.errors import ExportError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,18 +64,18 @@ def read(folder: Folder, case: Case | None) -> Imported | None:
     index = _index(folder)
     if index is None:
         return None
-    where = f"checkpoint {folder.path}"
     settings = folder.object(_SETTINGS) | folder.object("config.json")
     if not settings:
-        raise ExportError(f"{where}: {_SETTINGS} is missing; put it beside {index.name} (it has the model sizes)")
+        raise folder.error(f"{_SETTINGS} is missing; put it beside {index.name} (it has the model sizes)")
     bundle = tensor_bundle.read(index)
     if _OBJECTS in bundle.entries:
-        raise ExportError(f"{where}: {index.name} is an object-based TensorFlow 2 checkpoint; supported: TensorFlow 1")
+        raise folder.error(f"{index.name} is an object-based TensorFlow 2 checkpoint; supported: TensorFlow 1")
     names = [name for name in bundle.entries if not _SLOTS.search(name) and not _COUNTERS.fullmatch(name)]
     if foreign := sorted(name for name in names if not name.startswith(("bert/", "cls/")) and name not in _OWN_NAMES):
-        raise ExportError(f"{where}: {index.name} has {foreign[0]}, which is not a variable of Google's BERT")
-    tensors = {_name(name): _turned(bundle.tensor(name)) if _is_kernel(name) else bundle.tensor(name) for name in names}
-    _check_sizes(where, bundle, tensors)
+        raise folder.error(f"{index.name} has {foreign[0]}, which is not a variable of Google's BERT")
+    held = {name: bundle.tensor(name) for name in names}
+    tensors = {_name(name): _transpose(tensor) if name.endswith("/kernel") else tensor for name, tensor in held.items()}
+    _check_sizes(folder, bundle, tensors)
     config: dict[str, Any] = {
         "model_type": "bert",
         "architectures": [next((kind for head, kind in _HEADS.items() if head in bundle.entries), "BertModel")],
@@ -101,8 +100,8 @@ def _index(folder: Folder) -> Path | None:
         if name in {path.name for path in found}:
             return folder.path / name
     if len(found) > 1:
-        raise ExportError(
-            f"checkpoint {folder.path}: it has {len(found)} checkpoints, such as {found[0].name} and {found[1].name}, "
+        raise folder.error(
+            f"it has {len(found)} checkpoints, such as {found[0].name} and {found[1].name}, "
             f"and no file `{_STATE}` that selects one; keep only the one to export"
         )
     return found[0]
@@ -116,11 +115,7 @@ def _name(variable: str) -> str:
     return re.sub(r"\blayer_(\d+)\b", r"layer.\1", f"{path}/{_ENDINGS.get(last, last)}").replace("/", ".")
 
 
-def _is_kernel(variable: str) -> bool:
-    return variable.endswith("/kernel")
-
-
-def _turned(tensor: Tensor) -> Tensor:
+def _transpose(tensor: Tensor) -> Tensor:
     """Transposes a product's matrix: TensorFlow has a column for each output, PyTorch a row."""
 
     def bits() -> Bits:
@@ -129,7 +124,7 @@ def _turned(tensor: Tensor) -> Tensor:
     return replace(tensor, shape=tensor.shape[::-1], bits=bits)
 
 
-def _check_sizes(where: str, bundle: tensor_bundle.Bundle, tensors: Mapping[str, Tensor]) -> None:
+def _check_sizes(folder: Folder, bundle: tensor_bundle.Bundle, tensors: Mapping[str, Tensor]) -> None:
     """Overlapping variables could fill the memory from a small file."""
     if sum(tensor.size for tensor in tensors.values()) > sum(file.stat().st_size for file in bundle.files):
-        raise ExportError(f"{where}: {bundle.index.name} is damaged: its variables are larger than its data files")
+        raise folder.error(f"{bundle.index.name} is damaged: its variables are larger than its data files")

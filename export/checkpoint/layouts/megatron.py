@@ -22,7 +22,6 @@ from bertserve.export.checkpoint import safetensors_file
 from bertserve.export.checkpoint.folder import Imported
 from bertserve.export.checkpoint.layouts.case import tokenizer_settings
 from bertserve.export.checkpoint.weights import unpickle
-from bertserve.export.errors import ExportError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -104,14 +103,13 @@ def read(folder: Folder, case: Case | None) -> Imported | None:
     # Its numbers are not needed yet.
     first = unpickle(files[0], Path(os.devnull), training=True)
     trained: dict[str, Any] = first["settings"].get("args", {})
-    where = f"checkpoint {folder.path}"
-    _check(where, trained, len(files))
-    shapes = _shapes(where, first["shapes"], len(files))
+    _check(folder, trained, len(files))
+    shapes = _shapes(folder, first["shapes"], len(files))
     config = _config(folder, trained, shapes)
-    _check_heads(where, config, shapes, len(files))
+    _check_heads(folder, config, shapes, len(files))
     version = first["settings"].get("checkpoint_version", 0)
     if version not in _SPLITS:
-        raise ExportError(f"{where}: checkpoint_version {version!r} is not known; supported: 0, 1.0, 2.0, 3.0")
+        raise folder.error(f"checkpoint_version {version!r} is not known; supported: 0, 1.0, 2.0, 3.0")
 
     @contextmanager
     def tensors() -> Iterator[Mapping[str, Tensor]]:
@@ -120,11 +118,11 @@ def read(folder: Folder, case: Case | None) -> Imported | None:
             for number, file in enumerate(files):
                 target = Path(temporary) / f"{number}.safetensors"
                 if _state(unpickle(file, target, training=True)) != _state(first):
-                    raise ExportError(
-                        f"{where}: {file.parent.name} and {files[0].parent.name} are not from the same training state"
+                    raise folder.error(
+                        f"{file.parent.name} and {files[0].parent.name} are not from the same training state"
                     )
                 ranks.append(safetensors_file.read(target))
-            yield _merged(where, ranks, config["num_attention_heads"], _SPLITS[version])
+            yield _merge(folder, ranks, config["num_attention_heads"], _SPLITS[version])
 
     known = _CASES.get(str(trained.get("tokenizer_type")))
     stated = {"config.json": config, "tokenizer_config.json": tokenizer_settings(folder, case, known)}
@@ -138,78 +136,75 @@ def _state(answer: Mapping[str, Any]) -> list[object]:
 
 def _iteration(folder: Folder) -> Path | None:
     """The folder with one folder per rank."""
-    where = f"checkpoint {folder.path}"
     if folder.has(_TRACKER):
         named = (folder.path / _TRACKER).read_text(encoding="utf-8", errors="replace").strip()
         if named != _RELEASE and not re.fullmatch(r"[0-9]{1,18}", named):
-            raise ExportError(f"{where}: {_TRACKER} has {named[:40]!r}; expected an iteration or `{_RELEASE}`")
+            raise folder.error(f"{_TRACKER} has {named[:40]!r}; expected an iteration or `{_RELEASE}`")
         found = folder.path / (named if named == _RELEASE else f"iter_{int(named):07d}")
         if not found.is_dir():
-            raise ExportError(f"{where}: {_TRACKER} names {found.name}, which is missing")
+            raise folder.error(f"{_TRACKER} names {found.name}, which is missing")
         return found
     if any(folder.path.glob(f"{_RANK}*")):
         return folder.path
     held = sorted(path for path in folder.path.glob("*/") if path.name.startswith("iter_") or path.name == _RELEASE)
     if len(held) > 1:
-        raise ExportError(f"{where}: it has {len(held)} iterations, and no {_TRACKER} that selects one")
+        raise folder.error(f"it has {len(held)} iterations, and no {_TRACKER} that selects one")
     return held[0] if held else None
 
 
 def _files(folder: Folder, iteration: Path) -> list[Path]:
     """The file of each rank, in order."""
-    where = f"checkpoint {folder.path}"
     ranks = sorted(path.name for path in iteration.glob(f"{_RANK}*"))
     if not ranks and any((iteration / name).exists() for name in _DISTRIBUTED):
-        raise ExportError(f"{where}: {iteration.name} is a distributed checkpoint; convert it to the format `torch`")
+        raise folder.error(f"{iteration.name} is a distributed checkpoint; convert it to the format `torch`")
     if pipelined := [name for name in ranks if not re.fullmatch(rf"{_RANK}\d\d", name)]:
-        raise ExportError(
-            f"{where}: {pipelined[0]} is from pipeline-parallel training, which is not supported; merge its stages "
+        raise folder.error(
+            f"{pipelined[0]} is from pipeline-parallel training, which is not supported; merge its stages "
             "with Megatron-LM's tools"
         )
     for number in range(max(1, len(ranks))):
         if f"{_RANK}{number:02d}" not in ranks:
-            raise ExportError(f"{where}: {iteration.name} lacks {_RANK}{number:02d}")
+            raise folder.error(f"{iteration.name} lacks {_RANK}{number:02d}")
     files = []
     for name in ranks:
         found = [iteration / name / file for file in _FILES if (iteration / name / file).is_file()]
         if not found:
-            raise ExportError(f"{where}: {name} has no {_FILES[0]}")
+            raise folder.error(f"{name} has no {_FILES[0]}")
         files.append(found[0])
     return files
 
 
-def _check(where: str, trained: Mapping[str, Any], ranks: int) -> None:
+def _check(folder: Folder, trained: Mapping[str, Any], ranks: int) -> None:
     for name, allowed in _ONLY.items():
         if name in trained and trained[name] not in allowed:
-            raise ExportError(f"{where}: it was trained with {name} {trained[name]!r}; supported: {allowed[0]!r}")
+            raise folder.error(f"it was trained with {name} {trained[name]!r}; supported: {allowed[0]!r}")
     parallel = trained.get("tensor_model_parallel_size", trained.get("model_parallel_size", ranks))
     if parallel != ranks:
-        raise ExportError(f"{where}: it was trained on {parallel} tensor-parallel ranks, but {ranks} are present")
+        raise folder.error(f"it was trained on {parallel} tensor-parallel ranks, but {ranks} are present")
 
 
-def _shapes(where: str, stored: Mapping[str, Sequence[int]], ranks: int) -> dict[str, list[int]]:
+def _shapes(folder: Folder, stored: Mapping[str, Sequence[int]], ranks: int) -> dict[str, list[int]]:
     """Shapes of the joined tensors by Transformers' names; one name stands for queries, keys and values."""
     shapes = {}
     for name, shape in stored.items():
-        own, axis = _name(where, name)
+        own, axis = _name(folder, name)
         parted = 0 if axis == _QKV else axis
         if own in shapes or not shape or (parted is not None and parted >= len(shape)):
-            raise ExportError(f"{where}: {name} with shape {list(shape)} is not a tensor of Megatron-LM's BERT")
+            raise folder.error(f"{name} with shape {list(shape)} is not a tensor of Megatron-LM's BERT")
         shapes[own] = [size * ranks if side == parted else size for side, size in enumerate(shape)]
     return shapes
 
 
-def _check_heads(where: str, config: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], ranks: int) -> None:
+def _check_heads(folder: Folder, config: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], ranks: int) -> None:
     heads, width = config["num_attention_heads"], config["hidden_size"]
     if heads % ranks or width % heads:
-        raise ExportError(f"{where}: {heads} attention heads do not divide into {ranks} ranks and a width of {width}")
+        raise folder.error(f"{heads} attention heads do not divide into {ranks} ranks and a width of {width}")
     for name, shape in shapes.items():
         if "*" in name and shape[0] != 3 * width:
-            raise ExportError(f"{where}: {name} has {shape[0]} rows for queries, keys and values of {width} each")
+            raise folder.error(f"{name} has {shape[0]} rows for queries, keys and values of {width} each")
 
 
 def _config(folder: Folder, trained: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    where = f"checkpoint {folder.path}"
     config: dict[str, Any] = {
         "model_type": "megatron-bert",
         "architectures": [
@@ -220,7 +215,7 @@ def _config(folder: Folder, trained: Mapping[str, Any], shapes: Mapping[str, Seq
     }
     for setting, (tensor, side) in _SIZES.items():
         if len(shapes.get(tensor, ())) <= side:
-            raise ExportError(f"{where}: it has no {tensor} (Transformers' name), so it is not a Megatron-LM BERT")
+            raise folder.error(f"it has no {tensor} (Transformers' name), so it is not a Megatron-LM BERT")
         config[setting] = shapes[tensor][side]
     for setting, own in {"num_attention_heads": "num_attention_heads", "layernorm_epsilon": "layer_norm_eps"}.items():
         if isinstance(trained.get(setting), int | float):
@@ -230,28 +225,30 @@ def _config(folder: Folder, trained: Mapping[str, Any], shapes: Mapping[str, Seq
     config |= folder.object("config.json")
     heads = config.get("num_attention_heads")
     if heads is None:
-        raise ExportError(
-            f"{where}: its files have no training arguments (args); add a config.json with the missing settings, "
+        raise folder.error(
+            "its files have no training arguments (args); add a config.json with the missing settings, "
             'such as {"num_attention_heads": 16} for NVIDIA\'s model of 345 million parameters'
         )
     for name in ("num_attention_heads", "hidden_size"):
         if not isinstance(config[name], int) or isinstance(config[name], bool) or config[name] < 1:
-            raise ExportError(f"{where}: {name} must be a positive integer, not {config[name]!r}")
+            raise folder.error(f"{name} must be a positive integer, not {config[name]!r}")
     return config
 
 
-def _name(where: str, name: str) -> tuple[str, int | None]:
+def _name(folder: Folder, name: str) -> tuple[str, int | None]:
     """Transformers' name of a tensor, and the axis along which ranks hold parts of it."""
     for pattern, own, axis in _NAMES:
         if (match := pattern.fullmatch(name)) is not None:
             return match.expand(own), axis
-    raise ExportError(f"{where}: it has {name[:200]}, which is not a tensor of Megatron-LM's BERT")
+    raise folder.error(f"it has {name[:200]}, which is not a tensor of Megatron-LM's BERT")
 
 
-def _merged(where: str, ranks: Sequence[Mapping[str, Tensor]], heads: int, split: tuple[int, ...]) -> dict[str, Tensor]:
+def _merge(
+    folder: Folder, ranks: Sequence[Mapping[str, Tensor]], heads: int, split: tuple[int, ...]
+) -> dict[str, Tensor]:
     merged = {}
     for stored in ranks[0]:
-        name, axis = _name(where, stored)
+        name, axis = _name(folder, stored)
         parts = [rank[stored] for rank in ranks]
         if axis is None:
             merged[name] = parts[0]
@@ -259,11 +256,11 @@ def _merged(where: str, ranks: Sequence[Mapping[str, Tensor]], heads: int, split
             for number, one in enumerate(("query", "key", "value")):
                 merged[name.replace("*", one)] = _part(parts, number, heads // len(ranks), split)
         else:
-            merged[name] = _joined(parts, axis)
+            merged[name] = _join(parts, axis)
     return merged
 
 
-def _joined(parts: Sequence[Tensor], axis: int) -> Tensor:
+def _join(parts: Sequence[Tensor], axis: int) -> Tensor:
     """Joins the ranks' parts along an axis."""
     shape = list(parts[0].shape)
     shape[axis] *= len(parts)

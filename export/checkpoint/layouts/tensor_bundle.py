@@ -52,9 +52,7 @@ class Bundle:
     """A checkpoint's variables.
 
     Attributes:
-        index: The index file.
         files: The data files, by their numbers in entries.
-        entries: By name.
     """
 
     index: Path
@@ -100,9 +98,6 @@ class Bundle:
 
 def read(index: Path) -> Bundle:
     """Reads a checkpoint's index.
-
-    Args:
-        index: The file PREFIX.index; the others are beside it.
 
     Raises:
         ExportError: The index is damaged or has another format, or a file is missing.

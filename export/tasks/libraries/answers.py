@@ -15,24 +15,23 @@ if TYPE_CHECKING:
     from bertserve.serving.tasks.base import TaskOptions
 
 FEW = 4
-"""Number of texts for a form other than the usual one."""
+"""Number of texts for a variant other than the usual one."""
 
 MANY = 48
-"""Number of texts for a form that is another reading of the same numbers."""
+"""Number of texts for a variant that is another reading of the same numbers."""
 
 NEAR = 1e-4
 """Maximum difference of logits, and of relative scores, that makes a near-tie in fp32; the limit of fp32's numbers."""
 
 
 @dataclass(slots=True, frozen=True)
-class Form:
-    """A form of request.
+class Variant:
+    """A variant of a request.
 
     Attributes:
-        options: The options of the request.
-        title: What it requests, as the end of a sentence; empty for the usual form.
+        title: What it requests, as the end of a sentence; empty for the usual variant.
         prompt: The name of a prompt; None for the default one, if any.
-        most: Maximum number of texts that are asked in this form; None for all.
+        most: Maximum number of texts that are asked like this; None for all.
         exact: Whether it applies only to artifacts with a limit on every number: one other tag makes other entities.
     """
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bertserve.export.checkpoint.reader import Checkpoint
-    from bertserve.export.tasks.libraries.answers import Answer, Form
+    from bertserve.export.tasks.libraries.answers import Answer, Variant
     from bertserve.export.texts.corpus import Text
 
     Tokens = tuple[list[int], list[int]]
@@ -23,9 +23,6 @@ class Library(ABC):
     """A library that has loaded a checkpoint's folder.
 
     Attributes:
-        title: Its name in messages.
-        name: The same with its version.
-        tokenizer: The tokenizer that it loaded.
         missing: Whether it found no weights for a part of the model, and filled that part with random numbers.
     """
 
@@ -48,12 +45,12 @@ class Library(ABC):
         self.tokenizer.model_max_length = length
 
     @abstractmethod
-    def forms(self) -> list[Form]:
-        """The forms of requests that are compared, the usual one first."""
+    def variants(self) -> list[Variant]:
+        """The variants of requests that are compared, the usual one first."""
 
-    def tokenized(self) -> list[Form]:
-        """The forms whose tokens are compared: by default the usual one."""
-        return self.forms()[:1]
+    def tokenized(self) -> list[Variant]:
+        """The variants whose tokens are compared: by default the usual one."""
+        return self.variants()[:1]
 
     @abstractmethod
     def asked(self, text: Text) -> Text | None:
@@ -61,13 +58,13 @@ class Library(ABC):
 
     @abstractmethod
     def encode(self, text: Text) -> list[Tokens]:
-        """Token ids and token types of an input, or of each of its windows, in each form of `tokenized`.
+        """Token ids and token types of an input, or of each of its windows, in each variant of `tokenized`.
 
         Tokens that attention ignores have complements of ids, as in `EncodedText`.
         """
 
     @abstractmethod
-    def answer(self, texts: Sequence[Text], form: Form) -> list[Answer]:
+    def answer(self, texts: Sequence[Text], variant: Variant) -> list[Answer]:
         """The answers that the library's users get."""
 
 
@@ -75,6 +72,6 @@ def tokens(features: Mapping[str, Any], row: int = 0) -> Tokens:
     """The token ids and token types of one row of a batch, without padding."""
     ids = [int(token) for token in features["input_ids"][row]]
     columns = {name: [int(value) for value in features[name][row]] for name in features if name in BESIDE}
-    kept = [at for at, is_text in enumerate(columns.get("attention_mask", [1] * len(ids))) if is_text]
+    seen = [at for at, is_text in enumerate(columns.get("attention_mask", [1] * len(ids))) if is_text]
     types = columns.get("token_type_ids", [0] * len(ids))
-    return [ids[at] for at in kept], [types[at] for at in kept]
+    return [ids[at] for at in seen], [types[at] for at in seen]

@@ -57,7 +57,7 @@ class Transformers(Library):
         self.model = model.eval()
         self.missing = bool(info["missing_keys"])
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **own)
-        self.raw: dict[str, Any] = {}  # outputs of texts that are asked in several forms
+        self.raw: dict[str, Any] = {}  # outputs of texts that are asked in several variants
         self._pipe: Any = None
         if self._pipeline:
             pipeline: Any = transformers.pipeline  # has one type for each name

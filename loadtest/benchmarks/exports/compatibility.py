@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.checkpoint import modules, multi_vector, pooling, sparse
-from bertserve.export.checkpoint.families import FAMILIES, TOLD
+from bertserve.export.checkpoint.families import FAMILIES, SPECIAL
 from bertserve.export.checkpoint.families.family import ACTIVATIONS, ALIASES, FIXED, READ
 from bertserve.export.errors import ExportError
-from bertserve.export.recipe import FORMS
+from bertserve.export.recipe import ARTIFACTS
 from bertserve.loadtest.benchmarks.exports import popular_models, random_checkpoints
 from bertserve.loadtest.benchmarks.runner import Benchmark, Option
 from bertserve.loadtest.benchmarks.show import filled, rendered
@@ -41,7 +41,7 @@ _FORMS = {
     "nomic_bert": "with `n_embd`",
     "ernie": "with task IDs",
 }
-"""How the families of `TOLD` differ from those with the same model_type."""
+"""How the families of `SPECIAL` differ from those with the same model_type."""
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ def tables(text: str, store: Store) -> str:
         "rates": timed,
         "gains": {form: [_ratio(r["128"], form) for r in timed.values() if form in r["128"]] for form in _FASTER},
         "shares": {form: _shares(store, form) for form in _SMALLER},
-        "agreement": {form: [_worst(store, task, form) for task in TASKS] for form in FORMS},
+        "agreement": {form: [_worst(store, task, form) for task in TASKS] for form in ARTIFACTS},
         "exceptions": _exceptions(store),
         "models": _by_answers((model, found) for model, found in judged if "refused" not in found),
         "refused": {model.name: found["refused"] for model, found in judged if "refused" in found},
@@ -145,7 +145,7 @@ def _heads() -> dict[str, str]:
 def _settings() -> dict[str, Any]:
     """Settings of config.json that are read, grouped by families."""
     forms = {f"`{name}`": family for name, family in FAMILIES.items()}
-    others = (family for family in TOLD if family not in FAMILIES.values())
+    others = (family for family in SPECIAL if family not in FAMILIES.values())
     forms |= {f"`{family.model_type}` {_FORMS[family.model_type]}": family for family in others}
     found: dict[tuple[str, str], list[str]] = {}
     activations = []
@@ -251,7 +251,7 @@ def _worst(store: Store, task: str, form: str) -> str:
 def _exceptions(store: Store) -> list[str]:
     """Artifacts that cannot be made, break a limit or depend on the batch, with their tasks."""
     said: dict[str, list[str]] = {}
-    for name, form, task in itertools.product(FAMILIES, FORMS, TASKS):
+    for name, form, task in itertools.product(FAMILIES, ARTIFACTS, TASKS):
         artifact, found = f"`{name}` {_WORDS[form]}", _figures(store, name, task, form) or {}
         if "obstacle" in found:
             said.setdefault(f"{artifact} cannot be made ({found['obstacle']})", []).append(task)

@@ -20,7 +20,7 @@ from bertserve.export.precision import emulation, half, int8
 from bertserve.export.progress import Progress, quiet
 from bertserve.export.proof import parity
 from bertserve.export.proof.engine import open_engine
-from bertserve.export.recipe import FORMS, Recipe
+from bertserve.export.recipe import ARTIFACTS, Recipe
 from bertserve.export.texts import corpus
 from bertserve.loadtest.benchmarks.exports import random_checkpoints
 
@@ -52,10 +52,10 @@ def measure(model_type: str, task: str, sizes: Sizes, rounds: int) -> dict[str, 
     with TemporaryDirectory() as name, quiet():
         source = random_checkpoints.write(Path(name) / "checkpoint", model_type, task, sizes)
         checkpoint = open_checkpoint(find(str(source)), LENGTHS[-1], lambda _: None, task)
-        if checkpoint.family is not FAMILIES[model_type]:
-            raise ExportError(f"Transformers writes a checkpoint of {checkpoint.family.model_type} in its place")
+        if (family := checkpoint.encoder.family) is not FAMILIES[model_type]:
+            raise ExportError(f"Transformers writes a checkpoint of {family.model_type} in its place")
         export = _Export(checkpoint, Path(name))
-        found: dict[str, Any] = {"forms": {form: export.form(form) for form in FORMS}}
+        found: dict[str, Any] = {"forms": {form: export.form(form) for form in ARTIFACTS}}
         if rounds:
             found["texts_per_s"] = texts_per_s(export.engines, export.reference.encoded, rounds)
             found["t4"] = export.tensorrt()
@@ -73,10 +73,10 @@ class _Export:
         texts = corpus.read()
         calibration = folder / "calibration.txt"
         calibration.write_text("\n".join(text for text in texts[_CALIBRATION] if isinstance(text, str)), "utf-8")
-        recipe = Recipe(str(folder), folder, forms=tuple(FORMS), calibration=calibration)
+        recipe = Recipe(str(folder), folder, artifacts=tuple(ARTIFACTS), calibration=calibration)
         self._int8 = int8.Int8(recipe, checkpoint, Progress(io.StringIO(), lambda: None))
         tasks = (checkpoint.task, *checkpoint.also)
-        self._limits = {form: {task: recipe.limits_of(form, task) for task in tasks} for form in FORMS}
+        self._limits = {form: {task: recipe.limits_of(form, task) for task in tasks} for form in ARTIFACTS}
         model = task_model.load(checkpoint)
         task_model.write(model, self._raw)
         optimize.fuse(self._raw, self._fused, optimize.shape_of(checkpoint))
@@ -87,15 +87,15 @@ class _Export:
 
     def form(self, name: str) -> dict[str, Any]:
         """A form's figures, or why it cannot be made; INT8 and fp16 take the first variant within their limits."""
-        ways: dict[str, Sequence[Any]] = {
-            "fp16": half.WAYS,
-            **dict.fromkeys(int8.FORMS, int8.ways(self._checkpoint)),
+        options: dict[str, Sequence[Any]] = {
+            "fp16": half.NORMALIZATIONS,
+            **dict.fromkeys(int8.ARTIFACTS, int8.schemes(self._checkpoint)),
         }
         found: dict[str, Any] = {}
-        for way in ways.get(name, ("",)):
-            path = self._folder / FORMS[name].file
+        for option in options.get(name, ("",)):
+            path = self._folder / ARTIFACTS[name].file
             try:
-                self._make(name, way, path)
+                self._make(name, option, path)
                 found = self._compared(name, path)
             except ExportError as error:
                 return {"obstacle": str(error)}
@@ -103,26 +103,26 @@ class _Export:
                 break
         return found
 
-    def _make(self, name: str, way: Any, path: Path) -> None:  # noqa: ANN401  of `int8.ways` or half.WAYS
-        if name in int8.FORMS:
-            self._int8.make(name, path, way, self._fused, self._raw)
+    def _make(self, name: str, option: Any, path: Path) -> None:  # noqa: ANN401  of `int8.schemes` or half.NORMALIZATIONS
+        if name in int8.ARTIFACTS:
+            self._int8.make(name, path, option, self._fused, self._raw)
         elif name == "fp16":
-            shares = self._checkpoint.family.shared_layers
-            half.convert(self._fused, path, shared_layers=shares, normalizations=way)
+            shares = self._checkpoint.encoder.family.shared_layers
+            half.convert(self._fused, path, shared_layers=shares, normalizations=option)
         else:
             editor.copy(self._fused, path)
 
     def _compared(self, name: str, path: Path) -> dict[str, Any]:
-        target, size = FORMS[name].target, path.stat().st_size
+        target, size = ARTIFACTS[name].target, path.stat().st_size
         if target == "cuda":
-            twin = self._folder / "twin.onnx"
-            emulation.emulate(path, twin)
-            path, target = twin, "cpu"
+            emulated = self._folder / "emulated.onnx"
+            emulation.emulate(path, emulated)
+            path, target = emulated, "cpu"
         engine = open_engine(task_model.spec_of(self._checkpoint, path), target, THREADS)
         limits, most = self._limits[name], self._checkpoint.max_length
         verdict = parity.verify(engine, self._judge, self.reference, limits, max_length=most, count=_uncounted)
-        # A CPU twin's time says nothing about a GPU's.
-        if FORMS[name].target != "cuda":
+        # An emulation's time says nothing about a GPU's.
+        if ARTIFACTS[name].target != "cuda":
             self.engines[name] = engine
         found = verdict.parity
         figures = {name: getattr(found, name) for name in ("max_abs_difference", "cosine_min", "agreement")}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bertserve.export.errors import ExportError
-from bertserve.export.recipe import FORMS, WAIVABLE
+from bertserve.export.recipe import ARTIFACTS, WAIVABLE
 from bertserve.loadtest.benchmarks.exports import random_checkpoints
 from bertserve.loadtest.benchmarks.runner import Benchmark, Option
 from bertserve.loadtest.errors import BenchError
@@ -59,7 +59,7 @@ class ExportsBenchmark(Benchmark):
         for word in self.options.labelled:
             source, _, reference = word.partition("=")
             engine = ("--tensorrt", "t4", "--tensorrt-precision", "int8", "--reference", reference)
-            yield f"export {Path(source).name}", partial(_export, source, folder, tuple(FORMS), engine)
+            yield f"export {Path(source).name}", partial(_export, source, folder, tuple(ARTIFACTS), engine)
         for size in self.options.random:
             yield f"export bert-{size}", partial(_export_random, size, folder)
 

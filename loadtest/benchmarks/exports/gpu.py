@@ -151,7 +151,7 @@ class GpuBenchmark(Benchmark):
                 found[name] = "the time was up"
                 continue
             try:
-                found[name] = engine_cells(load(), model.checkpoint.size("vocab_size"), until)
+                found[name] = engine_cells(load(), model.checkpoint.encoder.vocab_size, until)
             except (BundleError, ExportError, cuda_driver.CudaError) as error:
                 found[name] = str(error)
         return found

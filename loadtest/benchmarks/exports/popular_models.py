@@ -8,15 +8,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bertserve.export.checkpoint.reader import open_checkpoint
 from bertserve.export.checkpoint.source import Source
 from bertserve.export.errors import ExportError
 from bertserve.loadtest.benchmarks.exports.random_checkpoints import write_tokenizer
-
-if TYPE_CHECKING:
-    from bertserve.export.checkpoint.labels import Asked
 
 _TOKENIZER = {"vocab_size": 2000, "pad_token_id": 0}
 """The start of the demo model's vocabulary, which replaces each model's own: only the settings matter here.
@@ -45,7 +42,7 @@ class Model:
     config: dict[str, Any]
     pooling: str = ""
     normalize: bool = False
-    task: Asked | None = None
+    task: str | None = None
     files: bool = False
 
 
@@ -70,7 +67,7 @@ def verdict(model: Model) -> dict[str, str]:
     answers = f"`{checkpoint.task}`"
     if checkpoint.task == "embed" and model.pooling:
         answers += f" ({', '.join(pooled)})"
-    return {"family": f"`{checkpoint.family.model_type}`", "answers": answers}
+    return {"family": f"`{checkpoint.encoder.family.model_type}`", "answers": answers}
 
 
 @functools.cache
