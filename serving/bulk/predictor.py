@@ -7,7 +7,6 @@ texts alone, and the same texts give the same bits.
 
 from __future__ import annotations
 
-import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,7 +36,7 @@ from bertserve.serving.fields.rule import Ignored, Level
 from bertserve.serving.host import available_cpus
 from bertserve.serving.records import ModelIndex
 from bertserve.serving.rollout.engine_choice import Chooser
-from bertserve.serving.rollout.engine_load import within_limit
+from bertserve.serving.rollout.engine_load import fitted
 from bertserve.serving.settings import Settings
 from bertserve.serving.tasks import TASKS
 from bertserve.serving.tasks.base import Work
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
     from bertserve.serving.records import EncodedText, Row, TextInput
     from bertserve.serving.rollout.engine_choice import Choice
     from bertserve.serving.tasks.base import TaskOptions
-
-log = logging.getLogger("bertserve")
 
 TOKENS_ON_A_CPU, TOKENS_ON_A_GPU = 256, 16_384
 """Padded tokens of a batch."""
@@ -201,12 +198,8 @@ class Predictor:
     def __init__(self, model: Model) -> None:
         """Loads the model; raises BatchError if that fails."""
         self.model = model
-        choice, spec = model.choice, model.served.spec()
-        threads = model.settings.threads or available_cpus()
-        if not choice.gpus:
-            (spec,), _, problem = within_limit([spec], threads)
-            if problem:
-                log.warning("%s", problem)
+        choice, threads = model.choice, model.settings.threads or available_cpus()
+        (spec,), _ = fitted([model.served], threads, choice.gpus)
         load = EngineLoad(
             engine=choice.engine,
             models=[spec],

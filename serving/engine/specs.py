@@ -11,6 +11,8 @@ from bertserve.serving.records import TensorSpec  # noqa: TC001  read at run tim
 DATA_SUFFIX = ".data"
 """Suffix of the external weights file, after the graph's file name. Used if the weights are too large for the graph."""
 
+_SMALL_BYTES = 128 << 20
+
 
 class ShapeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An optimization profile of a TensorRT engine: minimum, optimum and maximum (batch, sequence)."""
@@ -42,7 +44,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         special_ids: Special token ids by role.
         unattended: Whether texts may hold tokens that attention must ignore.
         narrow: Whether narrow lanes run the model too, on a second copy of its weights.
-        small: Whether OpenVINO may hold the model in several graphs, and cache its kernels on the node.
+        size_bytes: Size of the artifact with its external weights; 0 if unknown.
         build: Platform of a TensorRT engine; None for a graph.
     """
 
@@ -57,10 +59,15 @@ class ModelSpec(msgspec.Struct, frozen=True):
     outputs: tuple[TensorSpec, ...]
     unattended: bool = False
     narrow: bool = True
-    small: bool = False
+    size_bytes: int = 0
     build: EngineBuild | None = None
     data_sha256: str = ""
     second: ModelSpec | None = None
+
+    @property
+    def small(self) -> bool:
+        """Whether OpenVINO may hold the model in several graphs, and cache its kernels on the node."""
+        return 0 < self.size_bytes <= _SMALL_BYTES
 
 
 class KernelFiles(msgspec.Struct, frozen=True):

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bertserve")
 
-_SMALL_BYTES = 128 << 20
-"""See `ModelSpec.small`."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ServableArtifact:
@@ -87,7 +84,7 @@ class ServableArtifact:
             inputs=tuple(tensor.name for tensor in manifest.inputs),
             outputs=manifest.outputs,
             unattended=manifest.unattended,
-            small=all(each.total_bytes <= _SMALL_BYTES for each in self.artifacts),
+            size_bytes=artifact.total_bytes,
             build=artifact.engine,
             data_sha256="" if artifact.data is None else artifact.data.sha256,
         )

@@ -73,11 +73,7 @@ class CostCache:
         self._measured.clear()
         if self._root is None or not ENGINES[choice.engine].keeps_costs:
             return [[] for _ in models]
-        tables = [self._read(self._root, choice, model) for model in models]
-        tables = [
-            points if choice.gpus or any(point.kind == "narrow" for point in points) == own else []
-            for points, own in zip(tables, narrow, strict=True)
-        ]
+        tables = [self._read(self._root, choice, model, narrow=own) for model, own in zip(models, narrow, strict=True)]
         self._measured = {model.artifact.sha256 for model, points in zip(models, tables, strict=True) if not points}
         return tables
 
@@ -102,7 +98,7 @@ class CostCache:
         except (CacheError, OSError) as error:
             log.warning("cannot cache the costs of %s: %s", model.name, error)
 
-    def _read(self, root: Path, choice: EngineChoice, model: ServableArtifact) -> list[CostPoint]:
+    def _read(self, root: Path, choice: EngineChoice, model: ServableArtifact, *, narrow: bool) -> list[CostPoint]:
         try:
             entry = open_entry(root, model.bundle)
             file = entry.file(_file_name(choice, model)) if entry else None
@@ -113,7 +109,8 @@ class CostCache:
         except (CacheError, OSError, ValueError) as error:
             log.warning("ignoring the cached costs of %s: %s", model.name, error)
             return []
-        return costs.points if costs.fingerprint == self._fingerprint(choice, model) else []
+        is_same = choice.gpus or narrow == any(point.kind == "narrow" for point in costs.points)
+        return costs.points if is_same and costs.fingerprint == self._fingerprint(choice, model) else []
 
     def _fingerprint(self, choice: EngineChoice, model: ServableArtifact) -> Fingerprint:
         return Fingerprint(

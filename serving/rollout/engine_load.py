@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from bertserve.serving.cgroups import memory_limit
 from bertserve.serving.engine.base import MAX_LANES, EngineLoad
-from bertserve.serving.engine.specs import DATA_SUFFIX
 from bertserve.serving.errors import EngineFailed
 from bertserve.serving.host import available_cpus
 from bertserve.serving.models.cost_cache import CostCache
@@ -21,7 +21,8 @@ from bertserve.serving.rollout.engine_choice import too_full
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bertserve.serving.engine.specs import ModelSpec
+    from bertserve.serving.engine.specs import Gpu, ModelSpec
+    from bertserve.serving.models.artifact_selection import ServableArtifact
     from bertserve.serving.rollout.engine_choice import Choice, Chooser
     from bertserve.serving.scheduling.cost import CostPoint
     from bertserve.serving.settings import Settings
@@ -67,12 +68,7 @@ class LoadBuilder:
     def prepare(self, choice: Choice) -> PreparedLoad:
         settings, models = self._settings, choice.repository.models
         threads, kernels = settings.threads or available_cpus(), KernelCache(settings.cache_dir)
-        specs, needed_bytes = [model.spec() for model in models], 0
-        if not choice.gpus:
-            specs, needed_bytes, problem = within_limit(specs, threads)
-            if problem:
-                log.warning("%s", problem)
-            log.info("memory: about %d MiB needed", needed_bytes >> 20)
+        specs, needed_mib = fitted(models, threads, choice.gpus)
         costs = CostCache(settings.cache_dir, threads=threads, max_batch_tokens=settings.max_batch_tokens)
         load = EngineLoad(
             engine=choice.engine,
@@ -85,7 +81,7 @@ class LoadBuilder:
             log_format=settings.log_format,
             gpus=[gpu.ordinal for gpu in choice.gpus],
             kernels=kernels.files(choice.engine, models),
-            needed_mib=needed_bytes >> 20,
+            needed_mib=needed_mib,
         )
         return PreparedLoad(choice, load, costs, kernels)
 
@@ -93,11 +89,23 @@ class LoadBuilder:
         """Raises EngineFailed if a GPU lacks the memory for a second engine, which would end the first one too."""
         if not load.gpus:
             return
-        size = sum(map(_size_bytes, load.models))
+        size = sum(model.size_bytes for model in load.models)
         for gpu, free in self._chooser.free_bytes():
             if gpu.ordinal in load.gpus and (problem := too_full(gpu, free, size)):
                 remedy = "free GPU memory, or restart the server to load only the new engine"
                 raise EngineFailed(f"{problem} beside the serving engine; {remedy}", passing=True)
+
+
+def fitted(models: Sequence[ServableArtifact], threads: int, gpus: Sequence[Gpu]) -> tuple[list[ModelSpec], int]:
+    """The models as `within_limit` decides, and the MiB that they need, which is logged; 0 with GPUs."""
+    specs = [model.spec() for model in models]
+    if gpus:
+        return specs, 0
+    specs, needed_bytes, problem = within_limit(specs, threads)
+    if problem:
+        log.warning("%s", problem)
+    log.info("memory: about %d MiB needed", needed_bytes >> 20)
+    return specs, needed_bytes >> 20
 
 
 def within_limit(models: Sequence[ModelSpec], threads: int) -> tuple[list[ModelSpec], int, str]:
@@ -106,35 +114,20 @@ def within_limit(models: Sequence[ModelSpec], threads: int) -> tuple[list[ModelS
     Returns:
         The models; about how many bytes of memory the server needs with them; what to tell the operator, if anything.
     """
-    sizes = {model.name: _size_bytes(model) for model in models}
-    needed = _PROCESSES_BYTES + sum(sizes.values())
-    if any(model.second is not None for model in models):
-        needed += _OPENVINO_BYTES
+    sizes = {model.name: sum(each.size_bytes for each in (model, model.second) if each) for model in models}
+    least = _PROCESSES_BYTES + sum(sizes.values()) + _OPENVINO_BYTES * any(model.second for model in models)
     lanes_bytes = min(threads, MAX_LANES) * _LANE_BYTES
-    wanted = needed if threads == 1 else needed + lanes_bytes + sum(sizes.values())
+    names = sorted(sizes, key=sizes.__getitem__) if threads > 1 else []
+    needs = [least, *(least + lanes_bytes + copies for copies in accumulate(map(sizes.__getitem__, names)))]
     limit = memory_limit()
-    if limit is None or limit >= wanted:
-        return list(models), wanted, ""
-    least, once = needed, []
-    for name in sorted(sizes, key=sizes.__getitem__):
-        more = sizes[name] + (lanes_bytes if needed == least else 0)
-        if threads > 1 and needed + more <= limit:
-            needed += more
-        else:
-            once.append(name)
-    fitting = [msgspec.structs.replace(model, narrow=model.name not in once) for model in models]
+    if limit is None or limit >= needs[-1]:
+        return list(models), needs[-1], ""
+    count = max(bisect_right(needs, limit) - 1, 0)
+    needed, once = needs[count], names[count:]
     problem = f"the container's memory limit of {limit >> 20:,} MiB "
     if limit < needed:
         problem += f"may be too low: these models need about {needed >> 20:,} MiB"
     else:
         problem += f"leaves no room for a second copy of {', '.join(once)}, which narrow lanes would run"
-    advice = f"; give it {wanted >> 20:,} MiB for the full throughput" if wanted > needed else "; raise it"
-    return fitting, needed, problem + advice
-
-
-def _size_bytes(model: ModelSpec) -> int:
-    """Bytes that an engine loads for a model, with its external weights and its second form."""
-    graph = Path(model.path)
-    beside = graph.with_name(f"{graph.name}{DATA_SUFFIX}")
-    second = _size_bytes(model.second) if model.second else 0
-    return graph.stat().st_size + (beside.stat().st_size if beside.is_file() else 0) + second
+    fitting = [msgspec.structs.replace(model, narrow=model.name not in once) for model in models]
+    return fitting, needed, f"{problem}; give it {needs[-1] >> 20:,} MiB"

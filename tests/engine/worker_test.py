@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -11,12 +12,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from bertserve.serving.engine.base import EngineLoad, LaneKind
+from bertserve.loadtest.benchmarks.processes import resident_bytes
+from bertserve.serving.engine.base import Batch, EngineLoad, LaneKind
+from bertserve.serving.engine.batches import sample_text
 from bertserve.serving.engine.process import warm_up
 from bertserve.serving.engine.process.wire import Channel, Kind, pack
 from bertserve.serving.engine.process.worker import _lacked_memory, prepare
 from bertserve.serving.errors import BundleError
+from bertserve.serving.inference.served_models import Repository
 from bertserve.serving.models.bundle import open_bundle
+from bertserve.serving.records import ModelIndex
 from bertserve.serving.scheduling.cost import CostPoint
 from tests.support.engine_processes import faulty
 from tests.support.models import ROOT
@@ -82,10 +87,11 @@ def test_a_measurement_is_a_typical_one() -> None:
 
 
 def test_warm_up_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With no time left each length is run once on each lane, and no batch is tried."""
+    """With no time left each length is run once on each lane. A batch costs as much as one text of as many tokens."""
     monkeypatch.setattr(warm_up, "LIMIT_S", 0.0)
     found = ready(spec("one", batch_invariant=True, max_length=16), ms=1)
-    assert [(point.tokens, point.batch) for point in found.costs[0]] == [(8, 1), (16, 1)]
+    assert [(point.tokens, point.batch) for point in found.costs[0]] == [(8, 1), (16, 1), (8, 2)]
+    assert found.costs[0][2].us == found.costs[0][1].us
 
 
 def test_what_is_known_is_not_measured_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -95,6 +101,17 @@ def test_what_is_known_is_not_measured_again(caplog: pytest.LogCaptureFixture) -
     assert ready(ONE, ms=1, costs=[known]).costs == [known]
     assert "warm-up of one: " in caplog.text
     assert "1 costs from the cache" in caplog.text
+
+
+@pytest.mark.parametrize("lane", [0, 1])
+def test_memory_of_the_longest_texts_is_released_after_warm_up(models: Path, lane: int) -> None:
+    """The first one afterwards allocates its attention scores anew: 12 heads of 256 by 256 floats."""
+    model = Repository.open(models, "fp32").models[0].spec()
+    known = [[CostPoint(kind, 8, 1, 100.0) for kind in ("wide", "narrow")]]
+    backend, _ = prepare(EngineLoad("ort-cpu", [model], threads=2, costs=known))
+    before = resident_bytes(os.getpid())
+    backend.runner(lane).run(Batch(ModelIndex(0), [sample_text(model, model.max_length)]))
+    assert resident_bytes(os.getpid()) - before > 12 * 256 * 256 * 4
 
 
 def test_a_model_that_cannot_answer_is_refused() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from bertserve.serving.host import available_cpus
 from bertserve.serving.operations.doctor import OPENED, Finding, engines, gpus, machine, serving_with, text
+from bertserve.serving.rollout import engine_load
 from bertserve.serving.settings import Settings, kind_of
 from tests.support.fork_server import fork_server
 from tests.support.models import ROOT
@@ -168,6 +169,20 @@ def test_what_it_says_is_so(models: Path, tmp_path: Path) -> None:
     assert found["cores"]["value"].startswith(f"{available_cpus()} usable of ")
     assert found["model"]["value"].startswith("minilm version 1: embed, int8, ")
     assert found["cache"]["value"] == f"{tmp_path} is writable"
+
+
+@pytest.mark.parametrize(("limit_mib", "said"), [(100, "limit of 100 MiB may be too low"), (None, "")])
+def test_a_memory_limit_that_is_too_low_is_worth_a_word(
+    models: Path, monkeypatch: pytest.MonkeyPatch, limit_mib: int | None, said: str
+) -> None:
+    """With the memory that the container needs. It is no failure, because the need is an estimate."""
+    monkeypatch.setattr(engine_load, "memory_limit", lambda: limit_mib and limit_mib << 20)
+    settings = Settings(models=models, engine="ort-cpu", threads=2, http_port=0, grpc_port=0, metrics_port=0)
+    finding = named(serving_with(settings)).get("memory")
+    assert (finding is not None) == bool(said)
+    if finding:
+        assert (finding.state, said in finding.value) == ("note", True)
+        assert re.fullmatch(r"give it \d+ MiB", finding.advice)
 
 
 def test_a_server_that_runs_is_named_at_its_ports(models: Path, fake_server: Server) -> None:

@@ -114,7 +114,7 @@ class HybridCpuBackend(CpuBackend):
                 libraries = known or _fastest(model, lanes)
                 lengths = [n for n in range(1, model.max_length + 1) if libraries[bucket_index(n)] == "openvino"]
                 # Kernels of a larger model would fill the node's cache and save little time.
-                if lengths and files.write and model.small and not is_recalled:
+                if lengths and files.write and second.small and not is_recalled:
                     openvino.keep(second, loaded[0], files.write)
                 openvino.warm_up(loaded, lengths)
         self._libraries.append(libraries)

@@ -14,6 +14,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from bertserve.serving.engine.base import Batch, LaneKind
 from bertserve.serving.engine.batches import OneByOne, sample_text
 from bertserve.serving.errors import BundleError, EngineFault
@@ -90,11 +92,17 @@ class _Model:
             for tokens in self._lengths
             for kind in self._groups
         ]
+        singles = {(point.kind, point.tokens): point for point in points}
         for single in sorted(points, key=lambda point: point.kind == "wide") if measure else ():
             last = single
-            while self._may_grow(last) and time.perf_counter() < limit:
+            while self._may_grow(last):
                 size = 2 * last.batch
-                grown = self._cell(LaneKind(last.kind), last.tokens, size, runs)
+                if time.perf_counter() < limit:
+                    grown = self._cell(LaneKind(last.kind), last.tokens, size, runs)
+                elif as_long := singles.get((last.kind, size * last.tokens)):
+                    grown = msgspec.structs.replace(as_long, tokens=last.tokens, batch=size)
+                else:
+                    break
                 points.append(grown)
                 if size * last.tokens > _SMALL_TOKENS and grown.us / size > _WORTH * last.us / last.batch:
                     break
