@@ -117,13 +117,13 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     # The engine and its replacements.
     loads = LoadBuilder(settings, chooser)
     slot = EngineSlot(
-        choice,
-        settings=settings,
-        chooser=chooser,
-        loads=loads,
+        loads.prepare(choice),
+        loads,
+        settings,
         dispatcher=dispatcher,
-        pipeline=pipeline,
         lifecycle=lifecycle,
+        users=pipeline.users,
+        died=metrics.engine_died,
     )
     versions = Versions(settings, repository, slot, chooser)
 
@@ -187,8 +187,8 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
     announcement = Announcement(
         settings, repository, lifecycle, lambda: Addresses(http.address, grpc.address, probes.address), log_writer.say
     )
-    slot.on_up += [lambda _: freeze(), announcement.engine_up]
-    slot.on_end.append(metrics.engine_died)
+    slot.subscribe(lambda _: freeze())
+    slot.subscribe(announcement.engine_up)
     lifecycle.subscribe(metrics.state)
     lifecycle.subscribe(lambda state: tell(log.info, "state: %s", state=state))
 

@@ -45,7 +45,7 @@ class Status:
             "state": self.lifecycle.state,
             "engine": _engine(self.slot.engine),
             "slot": {"state": self.slot.state.name.lower()},
-            "choice": msgspec.to_builtins(self.slot.choice),
+            "choice": msgspec.to_builtins(self.repository.engine),
             "recent": self.recent.report(),
             "totals": self.recent.totals(),
             "queue": {
