@@ -31,6 +31,7 @@ from bertserve.serving.inference.pipeline import Pipeline
 from bertserve.serving.inference.served_models import Repository, ServedModel
 from bertserve.serving.inference.tokenizer import TextTokenizer
 from bertserve.serving.lifecycle import TRACES_GRACE_S, Lifecycle
+from bertserve.serving.listeners import Listeners
 from bertserve.serving.models.artifact_selection import ServableArtifact
 from bertserve.serving.models.bundle import Bundle
 from bertserve.serving.models.manifest import TOKENIZER
@@ -41,7 +42,6 @@ from bertserve.serving.settings import Settings
 from bertserve.serving.telemetry import catalogue
 from bertserve.serving.telemetry.metrics import Metrics
 from bertserve.serving.unawaited import kept, log_loop_error, start
-from bertserve.serving.wires import Wires
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -131,7 +131,7 @@ class Front:
             lifecycle=self._lifecycle,
             dispatcher=link,
         )
-        self._wires = Wires.open(
+        self._listeners = Listeners.open(
             settings,
             http=None,
             grpc=None,
@@ -148,7 +148,7 @@ class Front:
             core=link,
         )
         self._lifecycle.mirror(setup.state.state, accepting=setup.state.accepting)
-        debts = self._wires.grpc.debts
+        debts = self._listeners.grpc.debts
         debts.on_charge = lambda peer, spent: link.tell(Kind.DEBT, (peer, spent))
         self._ending: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._switching = asyncio.Lock()
@@ -166,19 +166,19 @@ class Front:
         link.listen(handlers)
 
     async def run(self) -> None:
-        await self._wires.start()
-        background = [start(kept(work)) for work in (self._wires.files.run, give_back_free_memory, self._report)]
+        await self._listeners.start()
+        background = [start(kept(work)) for work in (self._listeners.files.run, give_back_free_memory, self._report)]
         freeze()
         self._passing.setblocking(False)
         asyncio.get_running_loop().add_reader(self._passing, self._take)
         self._link.tell(Kind.UP)
         limit_s = await self._ending
         self._take()
-        await self._wires.end(limit_s, self._link.fail_all)
+        await self._listeners.end(limit_s, self._link.fail_all)
         for task in background:
             task.cancel()
-        if self._wires.span_sender:
-            await asyncio.to_thread(self._wires.span_sender.close, TRACES_GRACE_S)
+        if self._listeners.span_sender:
+            await asyncio.to_thread(self._listeners.span_sender.close, TRACES_GRACE_S)
         self._tell_counts()
         self._log.flush()
 
@@ -200,7 +200,7 @@ class Front:
                 continue
             (descriptor,) = descriptors
             self._numbers[descriptor] = passed.number
-            listener = self._wires.http if passed.port == "http" else self._wires.grpc
+            listener = self._listeners.http if passed.port == "http" else self._listeners.grpc
             listener.adopt(socket.socket(fileno=descriptor), partial(self._closed, descriptor))
 
     def _closed(self, descriptor: int) -> None:
@@ -280,7 +280,7 @@ class Front:
             catalogue.LOG_LOST.name: self._log.lost,
             catalogue.BUFFER_REFUSALS.name: self._budget.refusals,
         }
-        now |= {catalogue.SPANS_DROPPED.name + why: count for why, count in self._wires.spans.dropped.items()}
+        now |= {catalogue.SPANS_DROPPED.name + why: count for why, count in self._listeners.spans.dropped.items()}
         more = {name: value - self._counted.get(name, 0.0) for name, value in now.items()}
         self._counted = now
         self._link.tell(Kind.COUNTS, FrontCounts(number, self._metrics.take(), more))

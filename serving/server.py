@@ -25,6 +25,7 @@ from bertserve.serving.inference.answer_cache import AnswerCache
 from bertserve.serving.inference.dispatcher import Dispatcher
 from bertserve.serving.inference.pipeline import Pipeline
 from bertserve.serving.lifecycle import TRACES_GRACE_S, Lifecycle, State
+from bertserve.serving.listeners import Listeners
 from bertserve.serving.logs import members, tell
 from bertserve.serving.net.buffers import BufferBudget, give_back_free_memory
 from bertserve.serving.net.connection_limiter import ConnectionLimiter
@@ -41,7 +42,6 @@ from bertserve.serving.telemetry import catalogue
 from bertserve.serving.telemetry.metrics import Metrics
 from bertserve.serving.telemetry.recent import Recent
 from bertserve.serving.unawaited import kept, log_loop_error, start
-from bertserve.serving.wires import Wires
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +66,7 @@ class Server:
     dispatcher: Dispatcher
     slot: EngineSlot
     versions: Versions
-    wires: Wires
+    listeners: Listeners
     fronts: FrontPool | None
     probes: ProbeListener
     limiter: ConnectionLimiter
@@ -155,7 +155,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         pipeline.elsewhere = fronts.uses
     reported = fronts.report if fronts else None
     status = Status(repository, lifecycle, dispatcher, metrics, recent, slot, versions, reported)
-    wires = Wires.open(
+    listeners = Listeners.open(
         settings,
         http=ports.http,
         grpc=ports.grpc,
@@ -171,11 +171,11 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         status=status.report,
         gather=fronts.gather if fronts else None,
     )
-    http, grpc, context = wires.http, wires.grpc, wires.context
+    http, grpc, context = listeners.http, listeners.grpc, listeners.context
     if fronts is not None:
         http.place, grpc.place = partial(fronts.place, "http"), partial(fronts.place, "grpc")
         fronts.share_debts(grpc.debts)
-        fronts.call = Calls(wires.app, grpc.methods, fronts).answer
+        fronts.call = Calls(listeners.app, grpc.methods, fronts).answer
     probes = ProbeListener(
         App(replace(context, keys=None, observer=None), [operations.router], documented=False),
         grpc.health.methods(),
@@ -199,7 +199,7 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
         dispatcher=dispatcher,
         slot=slot,
         versions=versions,
-        wires=wires,
+        listeners=listeners,
         fronts=fronts,
         probes=probes,
         limiter=limiter,
@@ -211,8 +211,8 @@ def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, lo
 
 
 def _show(metrics: Metrics, server: Server, log_writer: LogWriter) -> None:
-    slot, repository, wires, fronts = server.slot, server.repository, server.wires, server.fronts
-    spans = wires.spans
+    slot, repository, listeners, fronts = server.slot, server.repository, server.listeners, server.fronts
+    spans = listeners.spans
 
     def of_fronts(metric: Metric, label: str = "") -> float:
         """The part of a counter that fronts have counted."""
@@ -238,8 +238,8 @@ def _show(metrics: Metrics, server: Server, log_writer: LogWriter) -> None:
     metrics.read(
         catalogue.CONNECTIONS,
         lambda: {
-            "http": wires.http.connections + connections("http"),
-            "grpc": wires.grpc.connections + connections("grpc"),
+            "http": listeners.http.connections + connections("http"),
+            "grpc": listeners.grpc.connections + connections("grpc"),
         },
     )
     metrics.read(catalogue.FRONTS, lambda: len(fronts.up) if fronts else 0)
@@ -290,7 +290,7 @@ async def serve(server: Server, signals: asyncio.Queue[signal.Signals]) -> int:
     server.recent.start()
     lifecycle.to(State.WARMING)
     server.slot.start()
-    background = [start(kept(work)) for work in (server.wires.files.run, give_back_free_memory)]
+    background = [start(kept(work)) for work in (server.listeners.files.run, give_back_free_memory)]
 
     signalled, failure = asyncio.create_task(signals.get()), asyncio.create_task(failed.wait())
     await asyncio.wait({signalled, failure}, return_when=asyncio.FIRST_COMPLETED)
@@ -313,7 +313,7 @@ async def _open(server: Server) -> None:
     if server.fronts:
         await server.fronts.start()
         await server.fronts.come_up()
-    await server.wires.start()
+    await server.listeners.start()
 
 
 async def _close(server: Server, background: Sequence[asyncio.Task[None]]) -> None:
@@ -323,8 +323,8 @@ async def _close(server: Server, background: Sequence[asyncio.Task[None]]) -> No
     await asyncio.gather(server.versions.close(), server.slot.close(), *background, return_exceptions=True)
     if server.fronts:
         await server.fronts.close()
-    if server.wires.span_sender:
-        await asyncio.to_thread(server.wires.span_sender.close, TRACES_GRACE_S)
+    if server.listeners.span_sender:
+        await asyncio.to_thread(server.listeners.span_sender.close, TRACES_GRACE_S)
     server.probes.close()
     server.recent.close()
 
@@ -349,9 +349,9 @@ async def _end_requests(server: Server, opening: asyncio.Task[None], limit_s: fl
     server.versions.stop()
     if not opening.done():  # the fronts are not up: this process answers those that wait in the backlog
         opening.cancel()
-        await server.wires.start()
-    ends = [server.wires.end(limit_s, server.dispatcher.fail_all)]
+        await server.listeners.start()
+    ends = [server.listeners.end(limit_s, server.dispatcher.fail_all)]
     if server.fronts:
-        server.wires.close()  # now, so that the fronts have all connections before they end
+        server.listeners.close()  # now, so that the fronts have all connections before they end
         ends.append(server.fronts.end(limit_s))
     await asyncio.gather(*ends)

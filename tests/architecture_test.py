@@ -19,7 +19,7 @@ PACKAGES = ("serving", "export", "loadtest")
 GENERATED = "_pb2"
 
 LOOSE = {
-    *("cli", "server", "front", "wires", "settings", "options", "errors", "records", "lifecycle", "logs", "host"),
+    *("cli", "server", "front", "listeners", "settings", "options", "errors", "records", "lifecycle", "logs", "host"),
     *("cgroups", "unawaited", "progress", "children", "garbage"),
 }
 """The modules of `serving/` that lie in no room, because every room needs them or they need every room."""
@@ -67,11 +67,11 @@ ARROWS = {
     # Not on a request's way.
     "operations": "errors unawaited cgroups host settings lifecycle logs scheduling models engine inference telemetry"
     " rollout net http grpc",
-    "wires": "errors host settings lifecycle logs security inference telemetry oip net http grpc fronts",
+    "listeners": "errors host settings lifecycle logs security inference telemetry oip net http grpc fronts",
     "front": "errors unawaited records children garbage settings lifecycle logs models inference telemetry net tasks"
-    " fronts wires",
+    " fronts listeners",
     "server": "errors unawaited host garbage settings lifecycle logs scheduling inference telemetry oip"
-    " rollout net http fronts wires operations",
+    " rollout net http fronts listeners operations",
     "cli": "errors garbage settings logs net rollout server",
 }
 """Each room of `serving/` and what it may import of the others: only what stands above it. A dot names one module."""

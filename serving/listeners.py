@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Wires:
+class Listeners:
     """The two ports, and what belongs to them."""
 
     http: HttpListener
@@ -73,7 +73,7 @@ class Wires:
         status: Callable[..., dict[str, Any]],
         gather: Callable[[], Awaitable[None]] | None = None,
         core: CoreLink | None = None,
-    ) -> Wires:
+    ) -> Listeners:
         """Assembles the ports; `http` and `grpc` are listening sockets, or None in a front of the process `core`.
 
         `host` is the address of the HTTP port.
