@@ -50,7 +50,7 @@ def read_tables(models: Path) -> Tables:
     chooser = Chooser(settings)
     server = build(settings, chooser.first(), chooser, ports, LogWriter("text"))
     http, probes = (_routes(listener._port.app) for listener in (server.listeners.http, server.probes))
-    return Tables(http, probes, list(server.listeners.grpc._calls.methods))
+    return Tables(http, probes, list(server.listeners.grpc.methods))
 
 
 def _routes(app: App) -> list[list[str]]:
