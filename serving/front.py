@@ -21,7 +21,7 @@ import msgspec
 import uvloop
 
 from bertserve.serving import logs
-from bertserve.serving.children import end_with_parent
+from bertserve.serving.engine.children import end_with_parent
 from bertserve.serving.errors import BundleError, CredentialsError, StartupError
 from bertserve.serving.fronts.remote import CoreLink, ModelMoved
 from bertserve.serving.fronts.slots import SharedSlots

@@ -20,7 +20,7 @@ GENERATED = "_pb2"
 
 LOOSE = {
     *("cli", "server", "front", "listeners", "settings", "options", "errors", "records", "lifecycle", "logs", "host"),
-    *("cgroups", "unawaited", "progress", "children", "garbage"),
+    *("cgroups", "unawaited", "progress", "garbage"),
 }
 """The modules of `serving/` that lie in no room, because every room needs them or they need every room."""
 
@@ -33,7 +33,6 @@ ARROWS = {
     "lifecycle": "errors",
     "logs": "errors",
     "unawaited": "errors",
-    "children": "",
     "garbage": "",
     "security": "errors",
     "options": "host",
@@ -44,17 +43,16 @@ ARROWS = {
     # What decides knows plain data alone.
     "scheduling": "errors records",
     # What runs a batch knows neither bundle nor wire nor task nor metric: it loads what it is given, by a digest.
-    "engine": "errors unawaited records cgroups children host logs scheduling.cost",
+    "engine": "errors unawaited records cgroups host logs scheduling.cost",
     # What there is of an engine to know before it runs, it says of itself.
     "settings": "errors options security engine.kinds tasks",
     "models": "errors records host engine.kinds engine.specs scheduling.cost tasks",
     # A request's way: a protocol talks to the pipeline and sees no queue and no engine.
-    "inference": "errors unawaited records children settings lifecycle scheduling models engine tasks",
+    "inference": "errors unawaited records settings lifecycle scheduling models engine tasks",
     "telemetry": "errors records lifecycle logs scheduling models engine inference",
     "oip": "errors records settings lifecycle fields models engine.specs inference tasks",
     # Which engine runs, and how another one takes over.
-    "rollout": "errors unawaited records cgroups children host settings lifecycle logs scheduling models engine"
-    " inference",
+    "rollout": "errors unawaited records cgroups host settings lifecycle logs scheduling models engine inference",
     # A job on Ray runs an engine of its own, chosen as the server chooses one, without wires and queues.
     "bulk": "errors records options host progress settings fields tasks models engine inference"
     " rollout.engine_choice rollout.engine_load",
@@ -62,14 +60,14 @@ ARROWS = {
     "http": "errors unawaited records settings lifecycle logs security fields engine.specs inference oip net tasks",
     "grpc": "errors unawaited settings lifecycle logs security fields inference oip net tasks",
     # A front is a server whose pipeline has its device in another process.
-    "fronts": "errors unawaited records children host settings lifecycle logs models engine inference scheduling"
+    "fronts": "errors unawaited records host settings lifecycle logs models engine inference scheduling"
     " telemetry net http grpc",
     # Not on a request's way.
     "operations": "errors unawaited cgroups host settings lifecycle logs scheduling models engine inference telemetry"
     " rollout net http grpc",
     "listeners": "errors host settings lifecycle logs security inference telemetry oip net http grpc fronts",
-    "front": "errors unawaited records children garbage settings lifecycle logs models inference telemetry net tasks"
-    " fronts listeners",
+    "front": "errors unawaited records garbage settings lifecycle logs models engine.children inference"
+    " telemetry net tasks fronts listeners",
     "server": "errors unawaited host garbage settings lifecycle logs scheduling inference telemetry oip"
     " rollout net http fronts listeners operations",
     "cli": "errors garbage settings logs net rollout server",
@@ -79,8 +77,7 @@ ARROWS = {
 OTHER_PACKAGES = {
     # The exporter shares the bundle and the engines with the server.
     # Its proof answers texts by the server's own way, up to the wires. Every report is shown with its pages.
-    "export": "serving.errors serving.records serving.options serving.cgroups serving.children serving.host"
-    " serving.progress"
+    "export": "serving.errors serving.records serving.options serving.cgroups serving.host serving.progress"
     " serving.models serving.engine serving.inference serving.scheduling.cost serving.tasks",
     # A load generator that shared code with the server would share its mistakes. Of the machine both say the same.
     # A task's module says how its requests are made and its replies are read here, in functions apart (`LoadFormat`).
@@ -90,7 +87,7 @@ OTHER_PACKAGES = {
     " loadtest.errors loadtest.generator loadtest.report",
     # What is measured with the exporter, declared for the runner of all benchmarks.
     "loadtest.benchmarks.exports": "export serving.errors serving.records serving.options serving.cgroups"
-    " serving.children serving.host serving.models serving.engine serving.inference serving.scheduling.cost"
+    " serving.host serving.models serving.engine serving.inference serving.scheduling.cost"
     " serving.tasks"
     " loadtest.errors loadtest.generator loadtest.report loadtest.benchmarks",
 }

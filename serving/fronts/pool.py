@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bertserve.serving.children import module_command
+from bertserve.serving.engine.children import module_command
 from bertserve.serving.fronts.core import FrontLink
 from bertserve.serving.fronts.wire import (
     FrontCounts,

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 import msgspec
 
 from bertserve.serving.cgroups import memory_limit, oom_kills
-from bertserve.serving.children import module_command
 from bertserve.serving.engine.base import Engine, EngineLoad, LaneKind, lanes_for
+from bertserve.serving.engine.children import module_command
 from bertserve.serving.engine.kinds import ENGINES
 from bertserve.serving.engine.process.wire import (
     KINDS,
