@@ -20,7 +20,7 @@ GENERATED = "_pb2"
 
 LOOSE = {
     *("cli", "server", "front", "listeners", "settings", "options", "errors", "records", "lifecycle", "logs", "host"),
-    *("cgroups", "unawaited", "progress", "garbage"),
+    *("cgroups", "unawaited", "garbage"),
 }
 """The modules of `serving/` that lie in no room, because every room needs them or they need every room."""
 
@@ -29,7 +29,6 @@ ARROWS = {
     "records": "",
     "cgroups": "",
     "host": "cgroups",
-    "progress": "",
     "lifecycle": "errors",
     "logs": "errors",
     "unawaited": "errors",
@@ -54,7 +53,7 @@ ARROWS = {
     # Which engine runs, and how another one takes over.
     "rollout": "errors unawaited records cgroups host settings lifecycle logs scheduling models engine inference",
     # A job on Ray runs an engine of its own, chosen as the server chooses one, without wires and queues.
-    "bulk": "errors records options host progress settings fields tasks models engine inference"
+    "bulk": "errors records options host settings fields tasks models engine inference"
     " rollout.engine_choice rollout.engine_load",
     "net": "errors unawaited host settings security inference.requests",
     "http": "errors unawaited records settings lifecycle logs security fields engine.specs inference oip net tasks",
@@ -77,11 +76,11 @@ ARROWS = {
 OTHER_PACKAGES = {
     # The exporter shares the bundle and the engines with the server.
     # Its proof answers texts by the server's own way, up to the wires. Every report is shown with its pages.
-    "export": "serving.errors serving.records serving.options serving.cgroups serving.host serving.progress"
+    "export": "serving.errors serving.records serving.options serving.cgroups serving.host serving.bulk.progress"
     " serving.models serving.engine serving.inference serving.scheduling.cost serving.tasks",
     # A load generator that shared code with the server would share its mistakes. Of the machine both say the same.
     # A task's module says how its requests are made and its replies are read here, in functions apart (`LoadFormat`).
-    "loadtest": "export.pages serving.host serving.options serving.progress serving.tasks",
+    "loadtest": "export.pages serving.host serving.options serving.bulk.progress serving.tasks",
     # The server's decisions over the load generator's schedules, in the form of its reports.
     "loadtest.capacity": "export.pages serving.errors serving.records serving.options serving.scheduling"
     " loadtest.errors loadtest.generator loadtest.report",
@@ -303,7 +302,7 @@ def _circle(graph: dict[str, set[str]]) -> set[str]:
         ("opentelemetry", {"serving.telemetry.tracing"}),
         ("pyarrow", {f"serving.bulk.{name}" for name in ("answers", "predictor", "ray_job", "ray_store", "sources")}),
         ("ray", {"serving.bulk.ray_job"}),
-        ("rich", {"serving.progress"}),
+        ("rich", {"serving.bulk.progress"}),
     ],
 )
 def test_a_library_that_may_be_missing_has_its_users(library: str, owners: set[str]) -> None:
