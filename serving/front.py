@@ -26,11 +26,10 @@ from bertserve.serving.errors import BundleError, CredentialsError, StartupError
 from bertserve.serving.fronts.remote import CoreLink, ModelMoved
 from bertserve.serving.fronts.slots import SharedSlots
 from bertserve.serving.fronts.wire import FrontCounts, Kind, Models, Passed, Setup, StateNow
-from bertserve.serving.garbage import collect_rarely, freeze
 from bertserve.serving.inference.pipeline import Pipeline
 from bertserve.serving.inference.served_models import Repository, ServedModel
 from bertserve.serving.inference.tokenizer import TextTokenizer
-from bertserve.serving.lifecycle import TRACES_GRACE_S, Lifecycle
+from bertserve.serving.lifecycle import TRACES_GRACE_S, Lifecycle, collect_rarely, freeze
 from bertserve.serving.listeners import Api, Backend, Listeners, Transport
 from bertserve.serving.models.artifact_selection import ServableArtifact
 from bertserve.serving.models.bundle import Bundle

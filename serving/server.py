@@ -15,7 +15,6 @@ from bertserve.serving.errors import StartupError
 from bertserve.serving.fronts.calls import Calls
 from bertserve.serving.fronts.pool import FrontPool
 from bertserve.serving.fronts.slots import SharedSlots, automatic
-from bertserve.serving.garbage import freeze
 from bertserve.serving.host import available_cpus
 from bertserve.serving.http.apis import operations
 from bertserve.serving.http.app import App
@@ -23,7 +22,7 @@ from bertserve.serving.http.middleware import is_loopback
 from bertserve.serving.inference.answer_cache import AnswerCache
 from bertserve.serving.inference.dispatcher import Dispatcher
 from bertserve.serving.inference.pipeline import Pipeline
-from bertserve.serving.lifecycle import TRACES_GRACE_S, Lifecycle, State
+from bertserve.serving.lifecycle import TRACES_GRACE_S, Lifecycle, State, freeze
 from bertserve.serving.listeners import Api, Backend, Listeners, Transport
 from bertserve.serving.logs import members, tell
 from bertserve.serving.net.buffers import BufferBudget, give_back_free_memory

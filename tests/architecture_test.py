@@ -20,7 +20,7 @@ GENERATED = "_pb2"
 
 LOOSE = {
     *("cli", "server", "front", "listeners", "settings", "options", "errors", "records", "lifecycle", "logs", "host"),
-    *("cgroups", "unawaited", "garbage"),
+    *("cgroups", "unawaited"),
 }
 """The modules of `serving/` that lie in no room, because every room needs them or they need every room."""
 
@@ -32,7 +32,6 @@ ARROWS = {
     "lifecycle": "errors",
     "logs": "errors",
     "unawaited": "errors",
-    "garbage": "",
     "security": "errors",
     "options": "host",
     # What requests may bring beside the fields that are read, for every wire.
@@ -65,11 +64,11 @@ ARROWS = {
     "operations": "errors unawaited cgroups host settings lifecycle logs scheduling models engine inference telemetry"
     " rollout net http grpc",
     "listeners": "errors host settings lifecycle logs security inference telemetry oip net http grpc fronts",
-    "front": "errors unawaited records garbage settings lifecycle logs models engine.children inference"
+    "front": "errors unawaited records settings lifecycle logs models engine.children inference"
     " telemetry net tasks fronts listeners",
-    "server": "errors unawaited host garbage settings lifecycle logs scheduling inference telemetry oip"
+    "server": "errors unawaited host settings lifecycle logs scheduling inference telemetry oip"
     " rollout net http fronts listeners operations",
-    "cli": "errors garbage settings logs net rollout server",
+    "cli": "errors lifecycle settings logs net rollout server",
 }
 """Each room of `serving/` and what it may import of the others: only what stands above it. A dot names one module."""
 
