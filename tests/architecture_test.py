@@ -20,15 +20,14 @@ GENERATED = "_pb2"
 
 LOOSE = {
     *("cli", "server", "front", "listeners", "settings", "options", "errors", "records", "lifecycle", "logs", "host"),
-    *("cgroups", "unawaited"),
+    "unawaited",
 }
 """The modules of `serving/` that lie in no room, because every room needs them or they need every room."""
 
 ARROWS = {
     "errors": "",
     "records": "",
-    "cgroups": "",
-    "host": "cgroups",
+    "host": "",
     "lifecycle": "errors",
     "logs": "errors",
     "unawaited": "errors",
@@ -41,7 +40,7 @@ ARROWS = {
     # What decides knows plain data alone.
     "scheduling": "errors records",
     # What runs a batch knows neither bundle nor wire nor task nor metric: it loads what it is given, by a digest.
-    "engine": "errors unawaited records cgroups host logs scheduling.cost",
+    "engine": "errors unawaited records host logs scheduling.cost",
     # What there is of an engine to know before it runs, it says of itself.
     "settings": "errors options security engine.kinds tasks",
     "models": "errors records host engine.kinds engine.specs scheduling.cost tasks",
@@ -50,7 +49,7 @@ ARROWS = {
     "telemetry": "errors records lifecycle logs scheduling models engine inference",
     "oip": "errors records settings lifecycle fields models engine.specs inference tasks",
     # Which engine runs, and how another one takes over.
-    "rollout": "errors unawaited records cgroups host settings lifecycle logs scheduling models engine inference",
+    "rollout": "errors unawaited records host settings lifecycle logs scheduling models engine inference",
     # A job on Ray runs an engine of its own, chosen as the server chooses one, without wires and queues.
     "bulk": "errors records options host settings fields tasks models engine inference"
     " rollout.engine_choice rollout.engine_load",
@@ -61,7 +60,7 @@ ARROWS = {
     "fronts": "errors unawaited records host settings lifecycle logs models engine inference scheduling"
     " telemetry net http grpc",
     # Not on a request's way.
-    "operations": "errors unawaited cgroups host settings lifecycle logs scheduling models engine inference telemetry"
+    "operations": "errors unawaited host settings lifecycle logs scheduling models engine inference telemetry"
     " rollout net http grpc",
     "listeners": "errors host settings lifecycle logs security inference telemetry oip net http grpc fronts",
     "front": "errors unawaited records settings lifecycle logs models engine.children inference"
@@ -75,7 +74,7 @@ ARROWS = {
 OTHER_PACKAGES = {
     # The exporter shares the bundle and the engines with the server.
     # Its proof answers texts by the server's own way, up to the wires. Every report is shown with its pages.
-    "export": "serving.errors serving.records serving.options serving.cgroups serving.host serving.bulk.progress"
+    "export": "serving.errors serving.records serving.options serving.host serving.bulk.progress"
     " serving.models serving.engine serving.inference serving.scheduling.cost serving.tasks",
     # A load generator that shared code with the server would share its mistakes. Of the machine both say the same.
     # A task's module says how its requests are made and its replies are read here, in functions apart (`LoadFormat`).
@@ -84,7 +83,7 @@ OTHER_PACKAGES = {
     "loadtest.capacity": "export.pages serving.errors serving.records serving.options serving.scheduling"
     " loadtest.errors loadtest.generator loadtest.report",
     # What is measured with the exporter, declared for the runner of all benchmarks.
-    "loadtest.benchmarks.exports": "export serving.errors serving.records serving.options serving.cgroups"
+    "loadtest.benchmarks.exports": "export serving.errors serving.records serving.options"
     " serving.host serving.models serving.engine serving.inference serving.scheduling.cost"
     " serving.tasks"
     " loadtest.errors loadtest.generator loadtest.report loadtest.benchmarks",

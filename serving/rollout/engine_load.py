@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bertserve.serving.cgroups import memory_limit
 from bertserve.serving.engine.base import MAX_LANES, EngineLoad
 from bertserve.serving.engine.specs import DATA_SUFFIX
 from bertserve.serving.errors import EngineFailed
-from bertserve.serving.host import available_cpus
+from bertserve.serving.host import available_cpus, memory_limit
 from bertserve.serving.models.cost_cache import CostCache
 from bertserve.serving.models.kernel_cache import KernelCache
 from bertserve.serving.rollout.engine_choice import too_full
