@@ -10,10 +10,11 @@ import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bertserve.serving.errors import NotReady, StartupError
 from bertserve.serving.grpc.dispatch import CallDispatch
+from bertserve.serving.grpc.server import Core as GrpcCore
 from bertserve.serving.grpc.server import GrpcListener, methods_of
 from bertserve.serving.grpc.services.inference import SERVICE
 from bertserve.serving.grpc.services.standard import HealthService
@@ -21,6 +22,7 @@ from bertserve.serving.host import installing
 from bertserve.serving.http.apis.openai_ids import OpenAiIds
 from bertserve.serving.http.app import App
 from bertserve.serving.http.app_context import AppContext
+from bertserve.serving.http.app_context import Core as HttpCore
 from bertserve.serving.http.listener import HttpListener
 from bertserve.serving.http.middleware import known_hosts
 from bertserve.serving.lifecycle import REPLY_GRACE_S
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from bertserve.serving.errors import BertserveError
-    from bertserve.serving.fronts.remote import CoreLink
     from bertserve.serving.inference.pipeline import Pipeline
     from bertserve.serving.inference.served_models import Repository
     from bertserve.serving.lifecycle import Lifecycle
@@ -49,6 +50,10 @@ if TYPE_CHECKING:
     from bertserve.serving.settings import Settings
     from bertserve.serving.telemetry.metrics import Metrics
     from bertserve.serving.telemetry.tracing import SpanSender
+
+
+class CoreProcess(HttpCore, GrpcCore, Protocol):
+    """The core process, in a front."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,7 @@ class Api:
     metrics: Metrics
     files: FileWatch
     span_sender: SpanSender | None
-    core: CoreLink | None
+    core: CoreProcess | None
 
     @classmethod
     def of(
@@ -84,7 +89,7 @@ class Api:
         backend: Backend,
         status: Callable[..., dict[str, Any]],
         gather: Callable[[], Awaitable[None]] | None = None,
-        core: CoreLink | None = None,
+        core: CoreProcess | None = None,
     ) -> Api:
         """`status` and `gather` as in `AppContext`."""
         settings, metrics, log_writer = backend.settings, backend.metrics, backend.log_writer

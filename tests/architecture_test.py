@@ -19,7 +19,7 @@ PACKAGES = ("serving", "export", "loadtest")
 GENERATED = "_pb2"
 
 LOOSE = {
-    *("cli", "server", "front", "listeners", "settings", "options", "errors", "records", "lifecycle", "logs", "host"),
+    *("cli", "server", "listeners", "settings", "options", "errors", "records", "lifecycle", "logs", "host"),
     "unawaited",
 }
 """The modules of `serving/` that lie in no room, because every room needs them or they need every room."""
@@ -56,15 +56,13 @@ ARROWS = {
     "net": "errors unawaited host settings security inference.requests",
     "http": "errors unawaited records settings lifecycle logs security fields engine.specs inference oip net tasks",
     "grpc": "errors unawaited settings lifecycle logs security fields inference oip net tasks",
-    # A front is a server whose pipeline has its device in another process.
-    "fronts": "errors unawaited records host settings lifecycle logs models engine inference scheduling"
-    " telemetry net http grpc",
     # Not on a request's way.
     "operations": "errors unawaited host settings lifecycle logs scheduling models engine inference telemetry"
     " rollout net http grpc",
-    "listeners": "errors host settings lifecycle logs security inference telemetry oip net http grpc fronts",
-    "front": "errors unawaited records settings lifecycle logs models engine.children inference"
-    " telemetry net tasks fronts listeners",
+    "listeners": "errors host settings lifecycle logs security inference telemetry oip net http grpc",
+    # A front is a server whose pipeline has its device in another process.
+    "fronts": "errors unawaited records host settings lifecycle logs scheduling tasks models engine inference telemetry"
+    " net http grpc listeners",
     "server": "errors unawaited host settings lifecycle logs scheduling inference telemetry oip"
     " rollout net http fronts listeners operations",
     "cli": "errors lifecycle settings logs net rollout server",

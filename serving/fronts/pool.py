@@ -138,7 +138,7 @@ class FrontProcess:
                 end.setblocking(False)
             descriptors = [theirs.fileno(), passed.fileno(), self._pool.slots.descriptor]
             self.process = subprocess.Popen(  # noqa: ASYNC220  fork and exec take a millisecond
-                module_command("bertserve.serving.front", *map(str, descriptors)),
+                module_command("bertserve.serving.fronts.front", *map(str, descriptors)),
                 pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
             )
