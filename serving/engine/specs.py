@@ -34,6 +34,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
     Attributes:
         path: Artifact file; empty for the fake engine.
+        size_bytes: Size of the artifact with its external weights.
         data_sha256: SHA-256 of the graph's external weights file; empty if the weights are in the graph.
         second: The same model for OpenVINO, with the engine `cpu`.
         batch_invariant: Whether outputs are independent of batching and padding.
@@ -59,6 +60,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     narrow: bool = True
     small: bool = False
     build: EngineBuild | None = None
+    size_bytes: int = 0
     data_sha256: str = ""
     second: ModelSpec | None = None
 

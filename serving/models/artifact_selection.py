@@ -89,6 +89,7 @@ class ServableArtifact:
             unattended=manifest.unattended,
             small=all(each.total_bytes <= _SMALL_BYTES for each in self.artifacts),
             build=artifact.engine,
+            size_bytes=artifact.total_bytes,
             data_sha256="" if artifact.data is None else artifact.data.sha256,
         )
 

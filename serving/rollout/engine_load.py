@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from bertserve.serving.engine.base import MAX_LANES, EngineLoad
-from bertserve.serving.engine.specs import DATA_SUFFIX
 from bertserve.serving.errors import EngineFailed
 from bertserve.serving.host import available_cpus, memory_limit
 from bertserve.serving.models.cost_cache import CostCache
@@ -136,8 +134,5 @@ def within_limit(models: Sequence[ModelSpec], threads: int) -> tuple[list[ModelS
 
 
 def _size_bytes(model: ModelSpec) -> int:
-    """Bytes that an engine loads for a model, with its external weights and its second form."""
-    graph = Path(model.path)
-    beside = graph.with_name(f"{graph.name}{DATA_SUFFIX}")
-    second = _size_bytes(model.second) if model.second else 0
-    return graph.stat().st_size + (beside.stat().st_size if beside.is_file() else 0) + second
+    """Bytes that an engine loads for a model, with its second form."""
+    return model.size_bytes + (model.second.size_bytes if model.second else 0)

@@ -8,25 +8,23 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from bertserve.serving.engine.base import EngineLoad
-from bertserve.serving.engine.specs import Gpu, ModelSpec
+from bertserve.serving.engine.specs import Gpu
 from bertserve.serving.errors import EngineFailed
 from bertserve.serving.rollout import engine_load
 from bertserve.serving.rollout.engine_load import LoadBuilder
 from bertserve.serving.settings import Settings
+from tests.support.specs import model_spec
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from bertserve.serving.engine.specs import ModelSpec
     from bertserve.serving.rollout.engine_choice import Chooser
 
 MIB = 1 << 20
 SMALL, LARGE = 100, 1000
 
 
-def weights(folder: Path, name: str, size_mib: int) -> ModelSpec:
-    with (folder / name).open("wb") as file:
-        file.truncate(size_mib * MIB)
-    return ModelSpec(name, str(folder / name), "", True, 10, 10, {}, (), ())
+def weights(name: str, size_mib: int) -> ModelSpec:
+    return model_spec(name, size_bytes=size_mib * MIB)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +47,6 @@ def weights(folder: Path, name: str, size_mib: int) -> ModelSpec:
     ],
 )
 def test_what_fits_a_containers_memory(
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     limit_mib: int | None,
     threads: int,
@@ -59,7 +56,7 @@ def test_what_fits_a_containers_memory(
 ) -> None:
     """Second copies of the smallest models first; others stay on the wide lane, and the operator is told."""
     monkeypatch.setattr(engine_load, "memory_limit", lambda: limit_mib and limit_mib * MIB)
-    models = [weights(tmp_path, "large", LARGE), weights(tmp_path, "small", SMALL)]
+    models = [weights("large", LARGE), weights("small", SMALL)]
     fitting, needed_bytes, problem = engine_load.within_limit(models, threads)
     assert ([model.narrow for model in fitting], needed_bytes) == (narrow, needed_mib * MIB)
     assert said in problem
@@ -67,12 +64,9 @@ def test_what_fits_a_containers_memory(
 
 
 @pytest.mark.parametrize(("free_mib", "fits"), [(1900, True), (1800, False)])
-def test_weights_beside_a_graph_need_room_too(tmp_path: Path, free_mib: int, *, fits: bool) -> None:
-    """10 + 1,000 MiB, 1.3 times that and 500 more."""
-    for name, size_mib in (("a", 10), ("a.data", 1000)):
-        with (tmp_path / name).open("wb") as file:
-            file.truncate(size_mib * MIB)
-    model = ModelSpec("m", str(tmp_path / "a"), "", True, 10, 10, {}, (), ())
+def test_a_second_engine_needs_room_beside_the_first(free_mib: int, *, fits: bool) -> None:
+    """1,010 MiB, 1.3 times that and 500 more."""
+    model = weights("m", 1010)
     gpu = Gpu(0, "card", "GPU-0", "7.5", 16_384 * MIB)
     chooser = cast("Chooser", SimpleNamespace(free_bytes=lambda: [(gpu, free_mib * MIB)]))
     loads = LoadBuilder(Settings.load([], {}), chooser)
