@@ -9,7 +9,7 @@ import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
-from bertserve.serving.progress import ProgressLine
+from bertserve.serving.bulk.progress import ProgressLine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

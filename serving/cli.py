@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from bertserve.serving.errors import StartupError, escaped
-from bertserve.serving.garbage import collect_rarely
+from bertserve.serving.lifecycle import collect_rarely
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -330,11 +330,12 @@ class BundleError(Exception):
 
 
 class EngineFailed(Exception):
-    """An engine rejected its load; restarting it would not help, unless it only lacked memory (`passing`)."""
+    """An engine rejected its load, or `crashed` too often. A later start may succeed if it is `passing`."""
 
-    def __init__(self, message: str, *, passing: bool = False) -> None:
+    def __init__(self, message: str, *, passing: bool = False, crashed: bool = False) -> None:
         super().__init__(message)
-        self.passing = passing
+        self.passing = passing or crashed
+        self.crashed = crashed
 
 
 class CredentialsError(ValueError):

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import signal
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -16,7 +15,6 @@ from bertserve.serving.errors import StartupError
 from bertserve.serving.fronts.calls import Calls
 from bertserve.serving.fronts.pool import FrontPool
 from bertserve.serving.fronts.slots import SharedSlots, automatic
-from bertserve.serving.garbage import freeze
 from bertserve.serving.host import available_cpus
 from bertserve.serving.http.apis import operations
 from bertserve.serving.http.app import App
@@ -24,7 +22,8 @@ from bertserve.serving.http.hosts import is_loopback
 from bertserve.serving.inference.answer_cache import AnswerCache
 from bertserve.serving.inference.dispatcher import Dispatcher
 from bertserve.serving.inference.pipeline import Pipeline
-from bertserve.serving.lifecycle import TRACES_GRACE_S, Lifecycle, State
+from bertserve.serving.lifecycle import TRACES_GRACE_S, Lifecycle, State, freeze
+from bertserve.serving.listeners import Api, Backend, Listeners, Transport
 from bertserve.serving.logs import members, tell
 from bertserve.serving.net.buffers import BufferBudget, give_back_free_memory
 from bertserve.serving.net.connection_limiter import ConnectionLimiter
@@ -41,17 +40,15 @@ from bertserve.serving.telemetry import catalogue
 from bertserve.serving.telemetry.metrics import Metrics
 from bertserve.serving.telemetry.recent import Recent
 from bertserve.serving.unawaited import kept, log_loop_error, start
-from bertserve.serving.wires import Wires
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from bertserve.serving.inference.served_models import Repository
     from bertserve.serving.logs import LogWriter
     from bertserve.serving.net.ports import Ports
     from bertserve.serving.rollout.engine_choice import Choice, Chooser
     from bertserve.serving.settings import Settings
-    from bertserve.serving.telemetry.catalogue import Metric
 
 log = logging.getLogger("bertserve")
 
@@ -59,19 +56,103 @@ _END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    settings: Settings
-    lifecycle: Lifecycle
-    repository: Repository
+class Core:
+    """The models and what runs them, behind all ports and fronts."""
+
+    backend: Backend
     dispatcher: Dispatcher
     slot: EngineSlot
     versions: Versions
-    wires: Wires
-    fronts: FrontPool | None
-    probes: ProbeListener
+    fronts: FrontPool
     limiter: ConnectionLimiter
     budget: BufferBudget
     recent: Recent
+
+    @classmethod
+    def of(cls, settings: Settings, choice: Choice, chooser: Chooser, host: str, log_writer: LogWriter) -> Core:
+        """`host` is the address of the HTTP port."""
+        repository, lifecycle, metrics = choice.repository, Lifecycle(), Metrics()
+        lifecycle.subscribe(metrics.state)
+        lifecycle.subscribe(lambda state: tell(log.info, "state: %s", state=state))
+        metrics.read(catalogue.BUILD, lambda: {SERVER_VERSION: 1.0})
+        metrics.follow_models(repository)
+
+        loads = LoadBuilder(settings, chooser)
+        prepared = loads.prepare(choice)
+        load = prepared.load
+        limiter = ConnectionLimiter.of(settings, max(load.threads, 2 * len(load.gpus)))
+        dispatcher, cache = _dispatcher(settings, repository, metrics), _cache(settings, repository, metrics)
+        pipeline = Pipeline(
+            settings=settings, repository=repository, lifecycle=lifecycle, dispatcher=dispatcher, cache=cache
+        )
+
+        processes = settings.front_processes or automatic(load, available_cpus())
+        slots = SharedSlots.create(1 + processes if processes > 1 else 1)
+        budget = BufferBudget.of(settings, slots.values if processes > 1 else None)
+        metrics.read(catalogue.BUFFERS, lambda: budget.used)
+        fronts = FrontPool(
+            *(settings, slots),
+            repository=repository,
+            lifecycle=lifecycle,
+            dispatcher=dispatcher,
+            cache=cache,
+            metrics=metrics,
+            limiter=limiter,
+            host=host,
+        )
+
+        slot = EngineSlot(
+            *(prepared, loads, settings),
+            dispatcher=dispatcher,
+            lifecycle=lifecycle,
+            users=lambda model: pipeline.users(model) + fronts.uses(model),
+            died=metrics.engine_died,
+        )
+        metrics.follow_engine(lambda: slot.engine, repository)
+        slot.subscribe(lambda _: freeze())
+        versions = Versions(settings, repository, slot, chooser)
+        metrics.read(catalogue.SWAPS, lambda: versions.outcomes)
+        backend = Backend(settings, repository, lifecycle, pipeline, versions, metrics, log_writer)
+        return cls(backend, dispatcher, slot, versions, fronts, limiter, budget, Recent(metrics))
+
+    def status(self) -> Status:
+        backend = self.backend
+        parts = (self.dispatcher, backend.metrics, self.recent, self.slot, self.versions, self.fronts.report)
+        return Status(backend.repository, backend.lifecycle, *parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    core: Core
+    listeners: Listeners
+    probes: ProbeListener
+
+    @classmethod
+    def of(cls, core: Core, api: Api, ports: Ports, host: str) -> Server:
+        settings, metrics, fronts = core.backend.settings, core.backend.metrics, core.fronts
+        transport = Transport(ports.http, ports.grpc, host, core.limiter, core.budget, fronts.place)
+        listeners = Listeners.of(api, transport)
+        http, grpc = listeners.http, listeners.grpc
+        app = App(replace(api.context, keys=None, observer=None), [operations.router], documented=False)
+        probes = ProbeListener(app, grpc.health.methods(), ports.metrics, settings)
+        metrics.read(
+            catalogue.CONNECTIONS,
+            lambda: {
+                "http": http.connections + fronts.connections("http"),
+                "grpc": grpc.connections + fronts.connections("grpc"),
+            },
+        )
+        limiters = {"clients": core.limiter, "probes": probes.limiter}
+        metrics.read(catalogue.CONNECTIONS_LIMIT, lambda: {port: each.limit for port, each in limiters.items()})
+        metrics.read(
+            catalogue.CONNECTIONS_REFUSED, lambda: {(port, "full"): each.refused for port, each in limiters.items()}
+        )
+        metrics.read(catalogue.CONNECTIONS_DISPLACED, lambda: {port: each.displaced for port, each in limiters.items()})
+        return cls(core, listeners, probes)
+
+    @property
+    def lifecycle(self) -> Lifecycle:
+        return self.core.backend.lifecycle
 
 
 def run(
@@ -93,180 +174,46 @@ def run(
 
 
 def build(settings: Settings, choice: Choice, chooser: Chooser, ports: Ports, log_writer: LogWriter) -> Server:
-    repository, lifecycle, metrics = choice.repository, Lifecycle(), Metrics()
-    recent = Recent(metrics)
-
-    # The path of a request: scheduling, inference.
-    dispatcher = Dispatcher(
-        _policy(settings, repository),
-        AdmissionLimits(settings.max_queue_tokens, settings.default_timeout_ms, settings.max_timeout_ms),
-        metrics,
-    )
-    cache = AnswerCache(settings.response_cache_mb << 20) if settings.response_cache_mb else None
-    pipeline = Pipeline(
-        settings=settings,
-        repository=repository,
-        lifecycle=lifecycle,
-        dispatcher=dispatcher,
-        cache=cache,
-    )
-    if cache is not None:
-        repository.subscribe(cache.clear)
-    metrics.read(catalogue.CACHE_TEXTS, lambda: cache.texts if cache else dict.fromkeys(("hit", "shared", "miss"), 0))
-
-    # The engine and its replacements.
-    loads = LoadBuilder(settings, chooser)
-    slot = EngineSlot(
-        choice,
-        settings=settings,
-        chooser=chooser,
-        loads=loads,
-        dispatcher=dispatcher,
-        pipeline=pipeline,
-        lifecycle=lifecycle,
-    )
-    versions = Versions(settings, repository, slot, chooser)
-
-    # Ports.
-    limiter = ConnectionLimiter.of(settings, max(slot.load.threads, 2 * len(slot.load.gpus)))
-    address = ports.http.getsockname()[0]
-    if not (settings.api_keys_file or settings.tls_client_ca_file or is_loopback(address)):
+    host = ports.http.getsockname()[0]
+    core = Core.of(settings, choice, chooser, host, log_writer)
+    if not (settings.api_keys_file or settings.tls_client_ca_file or is_loopback(host)):
         log.warning(
             "--host %s without --api-keys-file: anyone who can reach the HTTP or gRPC port can use the models",
             settings.host,
         )
-    processes = settings.front_processes or automatic(slot.load, available_cpus())
-    slots = SharedSlots.create(1 + processes) if processes > 1 else None
-    budget = BufferBudget.of(settings, None if slots is None else slots.values)
-    fronts = None
-    if slots is not None:
-        fronts = FrontPool(
-            settings,
-            processes,
-            repository=repository,
-            lifecycle=lifecycle,
-            dispatcher=dispatcher,
-            cache=cache,
-            metrics=metrics,
-            limiter=limiter,
-            slots=slots,
-            host=address,
-        )
-        pipeline.elsewhere = fronts.uses
-    reported = fronts.report if fronts else None
-    status = Status(repository, lifecycle, dispatcher, metrics, recent, slot, versions, reported)
-    wires = Wires.open(
-        settings,
-        http=ports.http,
-        grpc=ports.grpc,
-        host=address,
-        pipeline=pipeline,
-        repository=repository,
-        lifecycle=lifecycle,
-        versions=versions,
-        metrics=metrics,
-        log_writer=log_writer,
-        limiter=limiter,
-        budget=budget,
-        status=status.report,
-        gather=fronts.gather if fronts else None,
-    )
-    http, grpc, context = wires.http, wires.grpc, wires.context
-    if fronts is not None:
-        http.place, grpc.place = partial(fronts.place, "http"), partial(fronts.place, "grpc")
-        fronts.share_debts(grpc.debts)
-        fronts.call = Calls(wires.app, grpc.methods, fronts).answer
-    probes = ProbeListener(
-        App(replace(context, keys=None, observer=None), [operations.router], documented=False),
-        grpc.health.methods(),
-        ports.metrics,
-        settings,
-    )
-
-    # Subscriptions.
+    api = Api.of(core.backend, core.status().report, core.fronts.gather)
+    server = Server.of(core, api, ports, host)
+    http, grpc, probes = server.listeners.http, server.listeners.grpc, server.probes
     announcement = Announcement(
-        settings, repository, lifecycle, lambda: Addresses(http.address, grpc.address, probes.address), log_writer.say
+        *(settings, core.backend.repository, core.backend.lifecycle),
+        lambda: Addresses(http.address, grpc.address, probes.address),
+        log_writer.say,
     )
-    slot.on_up += [lambda _: freeze(), announcement.engine_up]
-    slot.on_end.append(metrics.engine_died)
-    lifecycle.subscribe(metrics.state)
-    lifecycle.subscribe(lambda state: tell(log.info, "state: %s", state=state))
-
-    server = Server(
-        settings=settings,
-        lifecycle=lifecycle,
-        repository=repository,
-        dispatcher=dispatcher,
-        slot=slot,
-        versions=versions,
-        wires=wires,
-        fronts=fronts,
-        probes=probes,
-        limiter=limiter,
-        budget=budget,
-        recent=recent,
-    )
-    _show(metrics, server, log_writer)
+    core.slot.subscribe(announcement.engine_up)
     return server
 
 
-def _show(metrics: Metrics, server: Server, log_writer: LogWriter) -> None:
-    slot, repository, wires, fronts = server.slot, server.repository, server.wires, server.fronts
-    spans = wires.spans
-
-    def of_fronts(metric: Metric, label: str = "") -> float:
-        """The part of a counter that fronts have counted."""
-        return fronts.totals[metric.name + label] if fronts else 0.0
-
-    def connections(protocol: str) -> float:
-        return fronts.connections(protocol) if fronts else 0.0
-
-    def total(metric: Metric, own: Callable[[], float]) -> None:
-        metrics.read(metric, lambda: own() + of_fronts(metric))
-
-    metrics.follow(server.dispatcher)
-    metrics.follow_engine(lambda: slot.engine, repository)
-    metrics.read(catalogue.SWAPS, lambda: server.versions.outcomes)
-    metrics.follow_models(repository)
-    metrics.read(
-        catalogue.SPANS_DROPPED,
-        lambda: {why: count + of_fronts(catalogue.SPANS_DROPPED, why) for why, count in spans.dropped.items()},
-    )
-    total(catalogue.LOG_LOST, lambda: log_writer.lost)
-    total(catalogue.BUFFER_REFUSALS, lambda: server.budget.refusals)
-    metrics.read(catalogue.BUILD, lambda: {SERVER_VERSION: 1.0})
-    metrics.read(
-        catalogue.CONNECTIONS,
-        lambda: {
-            "http": wires.http.connections + connections("http"),
-            "grpc": wires.grpc.connections + connections("grpc"),
-        },
-    )
-    metrics.read(catalogue.FRONTS, lambda: len(fronts.up) if fronts else 0)
-    metrics.read(catalogue.FRONT_RESTARTS, lambda: fronts.restarts if fronts else 0)
-    metrics.read(catalogue.FRONT_CPU, lambda: of_fronts(catalogue.FRONT_CPU))
-    metrics.read(catalogue.FRONT_MEMORY, lambda: fronts.resident_bytes if fronts else 0)
-    metrics.read(catalogue.BUFFERS, lambda: server.budget.used)
-    limiters = {"clients": server.limiter, "probes": server.probes.limiter}
-    metrics.read(catalogue.CONNECTIONS_LIMIT, lambda: {port: float(each.limit) for port, each in limiters.items()})
-    metrics.read(
-        catalogue.CONNECTIONS_REFUSED,
-        lambda: {(port, "full"): float(each.refused) for port, each in limiters.items()},
-    )
-    metrics.read(
-        catalogue.CONNECTIONS_DISPLACED, lambda: {port: float(each.displaced) for port, each in limiters.items()}
-    )
-
-
-def _policy(settings: Settings, repository: Repository) -> Policy:
+def _dispatcher(settings: Settings, repository: Repository, metrics: Metrics) -> Dispatcher:
     specs = [model.spec() for model in repository.models]
-    return Policy(
+    policy = Policy(
         settings.max_batch_tokens,
         batch_invariant=[spec.batch_invariant for spec in specs],
         narrow=[spec.narrow for spec in specs],
         group_tokens=GROUP_TOKENS,
         prefetch_tokens=PREFETCH_TOKENS,
     )
+    limits = AdmissionLimits(settings.max_queue_tokens, settings.default_timeout_ms, settings.max_timeout_ms)
+    dispatcher = Dispatcher(policy, limits, metrics)
+    metrics.follow(dispatcher)
+    return dispatcher
+
+
+def _cache(settings: Settings, repository: Repository, metrics: Metrics) -> AnswerCache | None:
+    cache = AnswerCache(settings.response_cache_mb << 20) if settings.response_cache_mb else None
+    if cache is not None:
+        repository.subscribe(cache.clear)
+    metrics.read(catalogue.CACHE_TEXTS, lambda: cache.texts if cache else dict.fromkeys(("hit", "shared", "miss"), 0))
+    return cache
 
 
 async def serve(server: Server, signals: asyncio.Queue[signal.Signals]) -> int:
@@ -287,10 +234,10 @@ async def serve(server: Server, signals: asyncio.Queue[signal.Signals]) -> int:
 
     await server.probes.start()
     opening = start(_open(server))
-    server.recent.start()
+    server.core.recent.start()
     lifecycle.to(State.WARMING)
-    server.slot.start()
-    background = [start(kept(work)) for work in (server.wires.files.run, give_back_free_memory)]
+    server.core.slot.start()
+    background = [start(kept(work)) for work in (server.listeners.api.files.run, give_back_free_memory)]
 
     signalled, failure = asyncio.create_task(signals.get()), asyncio.create_task(failed.wait())
     await asyncio.wait({signalled, failure}, return_when=asyncio.FIRST_COMPLETED)
@@ -310,23 +257,23 @@ async def serve(server: Server, signals: asyncio.Queue[signal.Signals]) -> int:
 
 async def _open(server: Server) -> None:
     """Accepts connections, which wait in the backlog until the fronts can take them."""
-    if server.fronts:
-        await server.fronts.start()
-        await server.fronts.come_up()
-    await server.wires.start()
+    fronts, api, grpc = server.core.fronts, server.listeners.api, server.listeners.grpc
+    fronts.start(Calls(api.app, grpc.methods, fronts).answer, grpc.debts)
+    await fronts.come_up()
+    await server.listeners.start()
 
 
 async def _close(server: Server, background: Sequence[asyncio.Task[None]]) -> None:
     """Ends everything that runs, after the last request."""
     for task in background:
         task.cancel()
-    await asyncio.gather(server.versions.close(), server.slot.close(), *background, return_exceptions=True)
-    if server.fronts:
-        await server.fronts.close()
-    if server.wires.span_sender:
-        await asyncio.to_thread(server.wires.span_sender.close, TRACES_GRACE_S)
+    core = server.core
+    await asyncio.gather(core.versions.close(), core.slot.close(), *background, return_exceptions=True)
+    await core.fronts.close()
+    if span_sender := server.listeners.api.span_sender:
+        await asyncio.to_thread(span_sender.close, TRACES_GRACE_S)
     server.probes.close()
-    server.recent.close()
+    core.recent.close()
 
 
 async def _drain(
@@ -335,23 +282,24 @@ async def _drain(
     """Drains: not ready at once, then the lame-duck time, then the drain. A second signal skips the lame-duck time."""
     was_ready = server.lifecycle.ready
     server.lifecycle.to(State.DRAINING)
-    requests = server.dispatcher.requests
+    requests, settings = server.core.dispatcher.requests, server.core.backend.settings
     log.info("draining: %d requests in flight", requests, extra=members(state=State.DRAINING, requests=requests))
     # A server that was not ready gets no traffic, so it needs no lame-duck time.
-    if lame_duck and was_ready and server.settings.lame_duck_s:
+    if lame_duck and was_ready and settings.lame_duck_s:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(signals.get(), server.settings.lame_duck_s)
-    await _end_requests(server, opening, server.settings.drain_s)
+            await asyncio.wait_for(signals.get(), settings.lame_duck_s)
+    await _end_requests(server, opening, settings.drain_s)
 
 
 async def _end_requests(server: Server, opening: asyncio.Task[None], limit_s: float) -> None:
     """Closes the ports, answers requests in flight or in transit, and rejects the rest after `limit_s`."""
-    server.versions.stop()
+    core = server.core
+    core.versions.stop()
     if not opening.done():  # the fronts are not up: this process answers those that wait in the backlog
         opening.cancel()
-        await server.wires.start()
-    ends = [server.wires.end(limit_s, server.dispatcher.fail_all)]
-    if server.fronts:
-        server.wires.close()  # now, so that the fronts have all connections before they end
-        ends.append(server.fronts.end(limit_s))
+        await server.listeners.start()
+    ends = [server.listeners.end(limit_s, core.dispatcher.fail_all)]
+    if core.fronts.processes:
+        server.listeners.close()  # now, so that the fronts have all connections before they end
+        ends.append(core.fronts.end(limit_s))
     await asyncio.gather(*ends)

@@ -19,22 +19,18 @@ PACKAGES = ("serving", "export", "loadtest")
 GENERATED = "_pb2"
 
 LOOSE = {
-    *("cli", "server", "front", "wires", "settings", "options", "errors", "records", "lifecycle", "logs", "host"),
-    *("cgroups", "unawaited", "progress", "children", "garbage"),
+    *("cli", "server", "listeners", "settings", "options", "errors", "records", "lifecycle", "logs", "host"),
+    "unawaited",
 }
 """The modules of `serving/` that lie in no room, because every room needs them or they need every room."""
 
 ARROWS = {
     "errors": "",
     "records": "",
-    "cgroups": "",
-    "host": "cgroups",
-    "progress": "",
+    "host": "",
     "lifecycle": "errors",
     "logs": "errors",
     "unawaited": "errors",
-    "children": "",
-    "garbage": "",
     "security": "errors",
     "options": "host",
     # What requests may bring beside the fields that are read, for every wire.
@@ -44,53 +40,49 @@ ARROWS = {
     # What decides knows plain data alone.
     "scheduling": "errors records",
     # What runs a batch knows neither bundle nor wire nor task nor metric: it loads what it is given, by a digest.
-    "engine": "errors unawaited records cgroups children host logs scheduling.cost",
+    "engine": "errors unawaited records host logs scheduling.cost",
     # What there is of an engine to know before it runs, it says of itself.
     "settings": "errors options security engine.kinds tasks",
     "models": "errors records host engine.kinds engine.specs scheduling.cost tasks",
     # A request's way: a protocol talks to the pipeline and sees no queue and no engine.
-    "inference": "errors unawaited records children settings lifecycle scheduling models engine tasks",
+    "inference": "errors unawaited records settings lifecycle scheduling models engine tasks",
     "telemetry": "errors records lifecycle logs scheduling models engine inference",
     "oip": "errors records settings lifecycle fields models engine.specs inference tasks",
     # Which engine runs, and how another one takes over.
-    "rollout": "errors unawaited records cgroups children host settings lifecycle logs scheduling models engine"
-    " inference",
+    "rollout": "errors unawaited records host settings lifecycle logs scheduling models engine inference",
     # A job on Ray runs an engine of its own, chosen as the server chooses one, without wires and queues.
-    "bulk": "errors records options host progress settings fields tasks models engine inference"
+    "bulk": "errors records options host settings fields tasks models engine inference"
     " rollout.engine_choice rollout.engine_load",
     "net": "errors unawaited host settings security inference.requests",
     "http": "errors unawaited records settings lifecycle logs security fields engine.specs inference oip net tasks",
     "grpc": "errors unawaited settings lifecycle logs security fields inference oip net tasks",
-    # A front is a server whose pipeline has its device in another process.
-    "fronts": "errors unawaited records children host settings lifecycle logs models engine inference scheduling"
-    " telemetry net http grpc",
     # Not on a request's way.
-    "operations": "errors unawaited cgroups host settings lifecycle logs scheduling models engine inference telemetry"
+    "operations": "errors unawaited host settings lifecycle logs scheduling models engine inference telemetry"
     " rollout net http grpc",
-    "wires": "errors host settings lifecycle logs security inference telemetry oip net http grpc fronts",
-    "front": "errors unawaited records children garbage settings lifecycle logs models inference telemetry net tasks"
-    " fronts wires",
-    "server": "errors unawaited host garbage settings lifecycle logs scheduling inference telemetry oip"
-    " rollout net http fronts wires operations",
-    "cli": "errors garbage settings logs net rollout server",
+    "listeners": "errors host settings lifecycle logs security inference telemetry oip net http grpc",
+    # A front is a server whose pipeline has its device in another process.
+    "fronts": "errors unawaited records host settings lifecycle logs scheduling tasks models engine inference telemetry"
+    " net http grpc listeners",
+    "server": "errors unawaited host settings lifecycle logs scheduling inference telemetry oip"
+    " rollout net http fronts listeners operations",
+    "cli": "errors lifecycle settings logs net rollout server",
 }
 """Each room of `serving/` and what it may import of the others: only what stands above it. A dot names one module."""
 
 OTHER_PACKAGES = {
     # The exporter shares the bundle and the engines with the server.
     # Its proof answers texts by the server's own way, up to the wires. Every report is shown with its pages.
-    "export": "serving.errors serving.records serving.options serving.cgroups serving.children serving.host"
-    " serving.progress"
+    "export": "serving.errors serving.records serving.options serving.host serving.bulk.progress"
     " serving.models serving.engine serving.inference serving.scheduling.cost serving.tasks",
     # A load generator that shared code with the server would share its mistakes. Of the machine both say the same.
     # A task's module says how its requests are made and its replies are read here, in functions apart (`LoadFormat`).
-    "loadtest": "export.pages serving.host serving.options serving.progress serving.tasks",
+    "loadtest": "export.pages serving.host serving.options serving.bulk.progress serving.tasks",
     # The server's decisions over the load generator's schedules, in the form of its reports.
     "loadtest.capacity": "export.pages serving.errors serving.records serving.options serving.scheduling"
     " loadtest.errors loadtest.generator loadtest.report",
     # What is measured with the exporter, declared for the runner of all benchmarks.
-    "loadtest.benchmarks.exports": "export serving.errors serving.records serving.options serving.cgroups"
-    " serving.children serving.host serving.models serving.engine serving.inference serving.scheduling.cost"
+    "loadtest.benchmarks.exports": "export serving.errors serving.records serving.options"
+    " serving.host serving.models serving.engine serving.inference serving.scheduling.cost"
     " serving.tasks"
     " loadtest.errors loadtest.generator loadtest.report loadtest.benchmarks",
 }
@@ -306,7 +298,7 @@ def _circle(graph: dict[str, set[str]]) -> set[str]:
         ("opentelemetry", {"serving.telemetry.tracing"}),
         ("pyarrow", {f"serving.bulk.{name}" for name in ("answers", "predictor", "ray_job", "ray_store", "sources")}),
         ("ray", {"serving.bulk.ray_job"}),
-        ("rich", {"serving.progress"}),
+        ("rich", {"serving.bulk.progress"}),
     ],
 )
 def test_a_library_that_may_be_missing_has_its_users(library: str, owners: set[str]) -> None:

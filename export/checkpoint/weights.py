@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from bertserve.export.checkpoint.other_kinds import instead_of_weights
 from bertserve.export.errors import ExportError, NoRoomError
-from bertserve.serving.children import module_command
+from bertserve.serving.engine.children import module_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from bertserve.export.errors import NoRoomError
-from bertserve.serving import cgroups
+from bertserve.serving import host
 
 _GIB = 1 << 30
 _MEMINFO = Path("/proc/meminfo")
@@ -32,11 +32,11 @@ def check(step: str, *, memory_bytes: int, folder: Path, disk_bytes: int) -> Non
         )
 
 
-def available_memory(proc: Path = cgroups.PROC, meminfo: Path = _MEMINFO) -> int:
+def available_memory(proc: Path = host.PROC, meminfo: Path = _MEMINFO) -> int:
     """Available memory in bytes: the machine's, within the limits of control groups."""
     try:
         found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="ascii"))
     except OSError:
         found = None
-    free, left = int(found[1]) * 1024 if found else 0, cgroups.memory_left(proc)
+    free, left = int(found[1]) * 1024 if found else 0, host.memory_left(proc)
     return free if left is None else min(free, left)

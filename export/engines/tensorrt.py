@@ -17,7 +17,7 @@ import msgspec
 from bertserve.export.engines import free_space
 from bertserve.export.engines.tensorrt_builder import Answer, Build, Done, Failed, Step
 from bertserve.export.errors import ExportError, NoRoomError
-from bertserve.serving.children import module_command
+from bertserve.serving.engine.children import module_command
 from bertserve.serving.engine.specs import DATA_SUFFIX, EngineBuild, ShapeProfile
 from bertserve.serving.host import available_cpus
 from bertserve.serving.models.manifest import GPUS, Artifact

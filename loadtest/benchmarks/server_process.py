@@ -28,7 +28,7 @@ _END_LIMIT_S = 15.0
 _POLL_S = 0.02
 _GRACE_S = 0.5
 _LOG_LINES = 8
-_FRONT = "bertserve.serving.front"
+_FRONT = "bertserve.serving.fronts.front"
 
 
 @dataclass(slots=True, frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from bertserve.serving.progress import ProgressLine
+from bertserve.serving.bulk.progress import ProgressLine
 
 if TYPE_CHECKING:
     from bertserve.loadtest.report.result import Result

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertserve.serving.bulk.errors import BatchError
+from bertserve.serving.bulk.progress import ProgressLine
 from bertserve.serving.engine.kinds import ENGINES, SETTINGS
 from bertserve.serving.host import installing
 from bertserve.serving.options import OptionParser, positive
-from bertserve.serving.progress import ProgressLine
 from bertserve.serving.tasks import TASKS
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from bertserve.serving.records import DEFAULT_PRIORITY, ModelIndex
 from bertserve.serving.unawaited import is_cancelled, start
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
     from bertserve.serving.inference.answer_cache import AnswerCache
     from bertserve.serving.inference.device import Rows
@@ -53,14 +53,12 @@ class Core(Protocol):
     Attributes:
         outputs: The outputs of each model, whose index may be that of an earlier version.
         padded: Models with rows of variable length.
-        call: Answers a call. Raises `BertserveError`.
     """
 
     dispatcher: Dispatcher
     cache: AnswerCache | None
     outputs: dict[ModelIndex, Sequence[TensorSpec]]
     padded: set[ModelIndex]
-    call: Call
 
     def is_present(self, model: ModelIndex) -> bool:
         """Whether the repository has a model, not only the previous generation of an engine."""
@@ -101,16 +99,20 @@ class _Answered:
 class FrontLink(asyncio.Protocol):
     """The socket of one front.
 
-    Attributes:
+    Args:
+        call: Answers a call. Raises `BertserveError`.
         on: Called with the payload of each frame that belongs to no request, by its kind.
         on_end: Called when the socket has closed.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(
+        self, core: Core, call: Call, on: Mapping[Kind, Callable[[bytes], None]], on_end: Callable[[], None]
+    ) -> None:
         self._core = core
+        self._call_core = call
+        self._on = on
+        self._on_end = on_end
         self._frames = FrameReader(KINDS)
-        self.on: dict[Kind, Callable[[bytes], None]] = {}
-        self.on_end: Callable[[], None] = lambda: None
         self._admitted: dict[int, Permit] = {}
         self._running: dict[int, _Answered] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -131,7 +133,7 @@ class FrontLink(asyncio.Protocol):
         """Cancels everything that the front waited for."""
         for number in {*self._admitted, *self._running, *self._tasks}:
             self._leave(number, late=False)
-        self.on_end()
+        self._on_end()
 
     def data_received(self, data: bytes) -> None:
         frames = self._frames.feed(data)
@@ -163,7 +165,7 @@ class FrontLink(asyncio.Protocol):
         elif kind is Kind.CALL:
             self._start(number, self._call(number, msgspec.json.decode(payload, type=Called)))
         else:
-            self.on[kind](payload)
+            self._on[kind](payload)
 
     def tell(self, kind: Kind, value: Any = None) -> None:  # noqa: ANN401  what msgspec writes
         self._write(pack_json(kind, value))
@@ -315,7 +317,7 @@ class FrontLink(asyncio.Protocol):
 
     async def _call(self, number: int, called: Called) -> None:
         try:
-            replied = await self._core.call(called)
+            replied = await self._call_core(called)
         except BertserveError as error:
             self._write(pack_error(number, error.without_traceback()))
         except asyncio.CancelledError:

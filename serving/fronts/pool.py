@@ -13,13 +13,12 @@ import math
 import socket
 import subprocess
 import time
-from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bertserve.serving.children import module_command
+from bertserve.serving.engine.children import module_command
 from bertserve.serving.fronts.core import FrontLink
 from bertserve.serving.fronts.wire import (
     FrontCounts,
@@ -33,6 +32,7 @@ from bertserve.serving.fronts.wire import (
 from bertserve.serving.host import resident_bytes
 from bertserve.serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S
 from bertserve.serving.logs import tell
+from bertserve.serving.telemetry import catalogue
 from bertserve.serving.unawaited import start
 
 if TYPE_CHECKING:
@@ -126,8 +126,8 @@ class FrontProcess:
         self.counting: dict[int, asyncio.Future[None]] = {}
         self.ended = asyncio.Event()
 
-    async def start(self) -> None:
-        """Starts the process; raises OSError if the machine is short of a resource."""
+    async def start(self, call: Call, debts: PeerDebts) -> None:
+        """Starts the process; raises OSError if the machine is short of a resource. Arguments as of the pool's."""
         with contextlib.ExitStack() as ends, contextlib.ExitStack() as unused:
             ours, theirs = socket.socketpair()
             self._passing, passed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -138,22 +138,23 @@ class FrontProcess:
                 end.setblocking(False)
             descriptors = [theirs.fileno(), passed.fileno(), self._pool.slots.descriptor]
             self.process = subprocess.Popen(  # noqa: ASYNC220  fork and exec take a millisecond
-                module_command("bertserve.serving.front", *map(str, descriptors)),
+                module_command("bertserve.serving.fronts.front", *map(str, descriptors)),
                 pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
             )
             unused.pop_all()
-        _, self.link = await asyncio.get_running_loop().create_connection(lambda: FrontLink(self._pool), sock=ours)
-        self.link.on_end = self.ended.set
-        self.link.on = {
+        on: dict[Kind, Callable[[bytes], None]] = {
             Kind.UP: self._is_up,
             Kind.COUNTS: self._counted,
             Kind.CLOSED: self._closed,
             Kind.IDLE: self._found_idle,
             Kind.FOLLOWED: self._followed,
             Kind.LEFT: self._left,
-            Kind.DEBT: partial(self._pool.charge, self),
+            Kind.DEBT: partial(self._pool.charge, debts, self),
         }
+        _, self.link = await asyncio.get_running_loop().create_connection(
+            lambda: FrontLink(self._pool, call, on, self.ended.set), sock=ours
+        )
 
     def set_up(self, setup: Setup) -> None:
         """Tells the process what it begins with; all later changes are told, too."""
@@ -210,22 +211,18 @@ class FrontProcess:
 
 
 class FrontPool:
-    """The fronts of a server; the `Core` of their links.
+    """The fronts of a server, if it has any; the `Core` of their links.
 
     Attributes:
+        processes: Number of fronts; 0 if the core serves all connections itself.
         restarts: Fronts that were started again.
         revision: Number of changes of the models.
-        totals: Counters of all fronts so far, by the names of their metrics.
-        call: See `Core`.
     """
-
-    call: Call
-    _debts: PeerDebts
 
     def __init__(
         self,
         settings: Settings,
-        processes: int,
+        slots: SharedSlots,
         *,
         repository: Repository,
         lifecycle: Lifecycle,
@@ -233,11 +230,10 @@ class FrontPool:
         cache: AnswerCache | None,
         metrics: Metrics,
         limiter: ConnectionLimiter,
-        slots: SharedSlots,
         host: str,
     ) -> None:
         self._settings = settings
-        self._processes = processes
+        self.processes = len(slots.values) - 1
         self._repository = repository
         self._lifecycle = lifecycle
         self.dispatcher = dispatcher
@@ -257,21 +253,27 @@ class FrontPool:
         self.outputs: dict[ModelIndex, Sequence[TensorSpec]] = {}
         self.padded: set[ModelIndex] = set()
         self.restarts = self._gathered = 0
-        self.totals: Counter[str] = Counter()
+        metrics.read(catalogue.FRONTS, lambda: len(self.up))
+        metrics.read(catalogue.FRONT_RESTARTS, lambda: self.restarts)
+        metrics.read(catalogue.FRONT_MEMORY, self._resident_bytes)
+        metrics.total(catalogue.FRONT_CPU, lambda: 0.0)  # the fronts count
         limiter.follow(lambda: (one for front in self._fronts for one in front.connections.values()))
         repository.watch(self._models_changed)
         lifecycle.subscribe(lambda _: self._tell_all(Kind.STATE, self._state()))
         self._models_changed()
 
-    async def start(self) -> None:
-        self._tasks = [start(self._keep(slot)) for slot in range(1, self._processes + 1)]
-        self._tasks += [start(self._watch())]
+    def start(self, call: Call, debts: PeerDebts) -> None:
+        """Starts the fronts: `call` answers their calls, and they share `debts` with this process's gRPC port."""
+        debts.subscribe(lambda peer, spent: self._tell_all(Kind.DEBT, (peer, spent)))
+        self._tasks = [start(self._keep(slot, call, debts)) for slot in range(1, self.processes + 1)]
+        if self._tasks:
+            self._tasks.append(start(self._watch()))
 
     async def come_up(self) -> None:
         """Waits until all fronts take connections, or one has failed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_START_S):
-                while len(self.up) < self._processes and not self.restarts:
+                while len(self.up) < self.processes and not self.restarts:
                     self._has_changed.clear()
                     await self._has_changed.wait()
 
@@ -279,30 +281,32 @@ class FrontPool:
     def up(self) -> list[FrontProcess]:
         return [front for front in self._fronts if front.up]
 
-    @property
-    def resident_bytes(self) -> int:
+    def _resident_bytes(self) -> int:
         return sum(resident_bytes(front.process.pid) for front in self._fronts)
 
-    def report(self) -> list[dict[str, int]]:
+    def report(self) -> list[dict[str, int]] | None:
+        """The fronts that are up; None for a server without fronts."""
+        if not self.processes:
+            return None
         return [{"pid": front.process.pid, "connections": len(front.connections)} for front in self.up]
 
     def connections(self, protocol: str) -> int:
         return sum(one.port == protocol for front in self._fronts for one in front.connections.values())
 
-    async def _keep(self, slot: int) -> None:
+    async def _keep(self, slot: int, call: Call, debts: PeerDebts) -> None:
         """Runs the front of a slot, and starts it again when it ends."""
         crashes, pause_s = 0, _PAUSE_S
         while not self._ending:
             front = FrontProcess(self, slot)
             try:
-                await front.start()
+                await front.start(call, debts)
             except OSError as error:
                 tell(log.error, "cannot start a front process: %s", reason=error.strerror)
                 await asyncio.sleep(_PAUSE_S)
                 continue
             front.set_up(self._setup(slot))
             front.link.tell(Kind.CROWDED, self._crowded)
-            for debt in self._debts.present():
+            for debt in debts.present():
                 front.link.tell(Kind.DEBT, debt)
             self._fronts.append(front)
             try:
@@ -353,14 +357,9 @@ class FrontPool:
             if self._limiter.taken >= _CLOSE_TO_LIMIT * self._limiter.limit:
                 self._tell_all(Kind.FIND_IDLE)
 
-    def share_debts(self, debts: PeerDebts) -> None:
-        """Shares the debts of this process's gRPC port with all fronts."""
-        self._debts = debts
-        debts.on_charge = lambda peer, spent: self._tell_all(Kind.DEBT, (peer, spent))
-
-    def charge(self, source: FrontProcess, payload: bytes) -> None:
+    def charge(self, debts: PeerDebts, source: FrontProcess, payload: bytes) -> None:
         """Adds a peer's debt here and to all other fronts."""
-        self._debts.add(*msgspec.json.decode(payload, type=tuple[str, float]))
+        debts.add(*msgspec.json.decode(payload, type=tuple[str, float]))
         for front in self._fronts:
             if front is not source:
                 front.link.tell(Kind.DEBT, msgspec.Raw(payload))
@@ -432,7 +431,6 @@ class FrontPool:
 
     def count(self, found: FrontCounts) -> None:
         self._metrics.add(found.counts)
-        self.totals.update(found.totals)
 
     async def gather(self) -> None:
         """Adds what fronts have counted; a front that does not answer in time is left out."""

@@ -125,15 +125,15 @@ class CoreLink(asyncio.Protocol):
         crowded: Whether so much waits in the core that it may reject a request.
         caches: Whether the core caches answers. It admits a short request only after a look for its answer.
         setup: The first frame.
-        on_end: Called when the core has ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_end: Callable[[], object]) -> None:
+        """`on_end` is called when the core has ended."""
         self.crowded = self.caches = False
         self._on: Mapping[Kind, Callable[[bytes], None]] | None = None
         self._early: list[tuple[Kind, bytes]] = []
         self.setup: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.on_end: Callable[[], None] = lambda: None
+        self._on_end = on_end
         self._frames = FrameReader(KINDS)
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -226,7 +226,7 @@ class CoreLink(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  how it ended does not matter
         self.fail_all(NotReady("the server has ended", begun=True))
-        self.on_end()
+        self._on_end()
 
     def fail_all(self, error: BertserveError) -> None:
         for future in self._waiting.values():

@@ -181,13 +181,10 @@ class FrontCounts(msgspec.Struct, frozen=True):
 
     Attributes:
         number: Of the COUNT that this answers; 0 if nobody asked.
-        counts: Requests.
-        totals: Other counters, by the names of their metrics.
     """
 
     number: int
     counts: CountsSince
-    totals: dict[str, float]
 
 
 class Rows(NamedTuple):

@@ -10,10 +10,9 @@ import msgspec
 
 from bertserve.serving.grpc.calls import Method
 from bertserve.serving.grpc.connection import GrpcConnection
-from bertserve.serving.grpc.dispatch import CallDispatch
 from bertserve.serving.grpc.services.inference import SERVICE, InferenceService
 from bertserve.serving.grpc.services.standard import SERVICE as HEALTH
-from bertserve.serving.grpc.services.standard import HealthService, ReflectionService
+from bertserve.serving.grpc.services.standard import ReflectionService
 from bertserve.serving.lifecycle import State
 from bertserve.serving.net.listener import Listener
 from bertserve.serving.net.ports import keep_alive
@@ -21,20 +20,18 @@ from bertserve.serving.unawaited import guarded
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from google.protobuf.message import Message
 
     from bertserve.serving.errors import BertserveError
     from bertserve.serving.grpc.calls import Call
-    from bertserve.serving.net.buffers import BufferBudget
+    from bertserve.serving.grpc.dispatch import CallDispatch
+    from bertserve.serving.grpc.services.standard import HealthService
+    from bertserve.serving.lifecycle import Lifecycle
     from bertserve.serving.net.connection_limiter import ConnectionLimiter, PeerDebts
-    from bertserve.serving.net.observer import RequestObserver
-    from bertserve.serving.net.requests import RecordError
     from bertserve.serving.oip.service import V2Service
-    from bertserve.serving.security.keys import ApiKeys
     from bertserve.serving.security.tls import Tls
-    from bertserve.serving.settings import Settings
 
 
 class Core(Protocol):
@@ -44,45 +41,42 @@ class Core(Protocol):
         """The core's reply to a unary call of a method; raises the `BertserveError` of the method."""
 
 
+def methods_of(v2_service: V2Service, health: HealthService, core: Core | None) -> dict[str, Method | BertserveError]:
+    """The methods of the gRPC port by path; `core` is the core process in a front."""
+    methods = InferenceService(v2_service).methods()
+    if core is not None:
+        methods |= {
+            path: msgspec.structs.replace(method, unary=partial(core.call_grpc, path))
+            for path, method in methods.items()
+            if isinstance(method, Method) and method.of_core
+        }
+    return {**methods, **health.methods(), **ReflectionService([SERVICE, HEALTH]).methods()}
+
+
 class GrpcListener(Listener):
     def __init__(
         self,
         opened: socket.socket | None,
-        v2_service: V2Service,
-        settings: Settings,
-        record_error: RecordError,
+        calls: CallDispatch,
+        health: HealthService,
+        lifecycle: Lifecycle,
         *,
-        budget: BufferBudget,
         limiter: ConnectionLimiter,
-        keys: ApiKeys | None,
         tls: Tls | None,
-        observer: RequestObserver,
-        core: Core | None,
+        place: Callable[[socket.socket, Callable[[], None]], bool],
     ) -> None:
-        """Takes ownership of the listening socket. Nothing is accepted before `start`.
-
-        `budget` limits what its connections may hold, together with those of other ports. `core` is the core process
-        in a front, which has no listening socket.
-        """
-        self.health = HealthService([SERVICE])
-        methods = InferenceService(v2_service).methods()
-        reflection = ReflectionService([SERVICE, HEALTH])
-        if core is not None:
-            methods |= {
-                path: msgspec.structs.replace(method, unary=partial(core.call_grpc, path))
-                for path, method in methods.items()
-                if isinstance(method, Method) and method.of_core
-            }
-        methods |= {**self.health.methods(), **reflection.methods()}
-        self._calls = CallDispatch(methods, settings, record_error, budget, keys, observer)
+        """As `Listener`; `health` follows the lifecycle."""
+        self.health = health
+        self._calls = calls
         super().__init__(
-            *(opened, lambda: GrpcConnection(self._calls), tls, "h2"),
-            ports=[self._calls],
+            *(opened, lambda: GrpcConnection(calls), tls, "h2"),
+            ports=[calls],
             limiter=limiter,
+            place=place,
         )
         if opened is not None:
             keep_alive(opened)
-        v2_service.lifecycle.subscribe(self._follow)
+        lifecycle.subscribe(self._follow)
 
     async def finish(self, drain_s: float, grace_s: float) -> None:
         """Drains the port: accepts no connections, answers calls sent before clients know, then closes connections.
@@ -112,9 +106,6 @@ class GrpcListener(Listener):
     @property
     def debts(self) -> PeerDebts:
         return self._calls.debts
-
-    def keys_changed(self) -> None:
-        self._calls.keys_changed()
 
     def _follow(self, state: State) -> None:
         self.health.set(serving=state in {State.READY, State.DEGRADED})

@@ -14,6 +14,7 @@ from bertserve.serving.net.requests import request_id
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from bertserve.serving.errors import BertserveError
     from bertserve.serving.http.app import App
@@ -55,6 +56,7 @@ class HttpListener(Listener):
         limiter: ConnectionLimiter,
         tls: Tls | None = None,
         hosts: frozenset[str] | None = None,
+        place: Callable[[socket.socket, Callable[[], None]], bool] = lambda *_: False,
     ) -> None:
         """As `Listener`; `hosts` are the allowed host names, as `known_hosts` returns them."""
         self._port: HttpPort[HttpConnection] = HttpPort(app, settings, budget, hosts)
@@ -65,6 +67,7 @@ class HttpListener(Listener):
             limiter=limiter,
             refusal=_REFUSAL,
             plain=self._refuse_plain,
+            place=place,
         )
 
     def _refuse_plain(self) -> bytes:

@@ -172,7 +172,7 @@ class Dispatcher:
         self._misses = {"queue": 0, "engine": 0, "finish": 0}
         self._bulk_misses = 0
         self._non_finite = 0
-        self.observer = observer
+        self.observers = [observer]
         self._clock = clock
         self._engines: dict[ModelIndex, _EngineModel] = {}
         self._generation = 0
@@ -381,7 +381,8 @@ class Dispatcher:
         engine, position = self._engines[items[0].model]
         batch = Batch(position, list(map(_TEXT, items)), alone=len(self._requests) == 1)
         engine.submit(assignment.lane, batch, partial(self._done, self._generation, assignment))
-        self.observer.batch_started(assignment)
+        for observer in self.observers:
+            observer.batch_started(assignment)
 
     def _done(self, generation: int, assignment: Assignment, outcome: BatchOutput | BertserveError) -> None:
         occupied_us = 0.0
@@ -424,7 +425,8 @@ class Dispatcher:
     ) -> None:
         if generation == self._generation and not isinstance(outcome, BertserveError):
             self._scheduler.learn(assignment, outcome.compute_us, occupied_us)
-        self.observer.batch_ended(assignment, 0.0 if isinstance(outcome, EngineLost) else occupied_us)
+        for observer in self.observers:
+            observer.batch_ended(assignment, 0.0 if isinstance(outcome, EngineLost) else occupied_us)
 
     def _deliver(self, items: Sequence[WorkItem], output: BatchOutput) -> None:
         arrays = output.arrays

@@ -115,11 +115,7 @@ class _Done(msgspec.Struct, Generic[A], frozen=True):
 
 
 class Pipeline:
-    """See the module.
-
-    Attributes:
-        elsewhere: Returns the number of front processes that may use a model which is not served any more.
-    """
+    """See the module."""
 
     def __init__(
         self,
@@ -139,7 +135,6 @@ class Pipeline:
         self._bulk_turn = asyncio.Lock()
         self._users: Counter[ModelIndex] = Counter()
         self._after_us = 0.0
-        self.elsewhere: Callable[[ModelIndex], int] = lambda _: 0
 
     async def infer(self, request: InferRequest[A]) -> Outcome[A]:
         """Answers a request, or raises the one error that its client gets; it holds no resources afterwards."""
@@ -195,8 +190,8 @@ class Pipeline:
         return outcome
 
     def users(self, model: ModelIndex) -> int:
-        """Requests that use a model, here or in fronts."""
-        return self._users[model] + self.elsewhere(model)
+        """Requests of this process that use a model."""
+        return self._users[model]
 
     async def _recalled(self, job: _Job[A], cache: AnswerCache) -> _Done[A]:
         """Answers from the cache if it holds all rows, without admission control; otherwise computes the answer."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from bertserve.serving.children import module_command
+from bertserve.serving.engine.children import module_command
 from bertserve.serving.errors import BertserveError, DeadlineExceeded, InternalError, InvalidRequest
 from bertserve.serving.inference.requests import Token
 from bertserve.serving.records import AlignedText, EncodedChunk, EncodedText

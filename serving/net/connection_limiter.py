@@ -55,13 +55,18 @@ class PeerDebts:
         self._per_s = credit_per_s
         self._clock = clock
         self._debts: dict[str, tuple[float, float]] = {}
-        self.on_charge: Callable[[str, float], None] = lambda _, __: None
+        self._listeners: list[Callable[[str, float], None]] = []
+
+    def subscribe(self, listener: Callable[[str, float], None]) -> None:
+        """Calls the listener with each charge and its peer."""
+        self._listeners.append(listener)
 
     def charge(self, peer: str, spent: float) -> None:
         """Adds the credit that a closed connection has used."""
         if spent >= self._credit / _MIN_DEBT_SHARE:
             self.add(peer, spent)
-            self.on_charge(peer, spent)
+            for listener in self._listeners:
+                listener(peer, spent)
 
     def add(self, peer: str, spent: float) -> None:
         """Adds credit that was used, here or in another process."""

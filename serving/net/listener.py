@@ -113,8 +113,6 @@ class Listener:
         limiter: Limits its connections.
         refusal: Message to refused connections, without TLS.
         plain: Returns the message to a client that sends plain HTTP to a TLS port; None: no message.
-
-    Attributes:
         place: Passes an accepted connection to a front process; returns False if there is none.
     """
 
@@ -129,6 +127,7 @@ class Listener:
         limiter: ConnectionLimiter,
         refusal: bytes = b"",
         plain: Callable[[], bytes] | None = None,
+        place: Callable[[socket.socket, Callable[[], None]], bool] = lambda *_: False,
     ) -> None:
         self._socket = opened
         self._connection = connection
@@ -144,7 +143,7 @@ class Listener:
         self._accepts = 1
         self._is_open = False
         self._told_at = float("-inf")
-        self.place: Callable[[socket.socket, Callable[[], None]], bool] = _nowhere
+        self._place = place
         limiter.follow(self._closable)
 
     @property
@@ -236,7 +235,7 @@ class Listener:
             if release is None:
                 self._refuse(opened)
                 continue
-            if not self.place(opened, release):
+            if not self._place(opened, release):
                 self.adopt(opened, release)
         self._accepts = min(_ACCEPTS, 2 * self._accepts)
 
@@ -317,8 +316,3 @@ async def _speaks_plainly(accepted: socket.socket, wait_s: float) -> bool:
     finally:
         loop.remove_reader(accepted)
     return accepted.recv(1, socket.MSG_PEEK).isupper()
-
-
-def _nowhere(_: socket.socket, __: Callable[[], None]) -> bool:
-    """Of a server without front processes."""
-    return False

@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from bertserve.serving import host
-from bertserve.serving.cgroups import cpu_quota, memory_limit
 from bertserve.serving.engine.kinds import AUTO, ENGINES
 from bertserve.serving.errors import StartupError
-from bertserve.serving.host import available_cpus, command, installing
+from bertserve.serving.host import available_cpus, command, cpu_quota, installing, memory_limit
 from bertserve.serving.http.apis.openai_ids import OpenAiIds
 from bertserve.serving.inference.served_models import Repository
 from bertserve.serving.net.ports import PURPOSES, open_port

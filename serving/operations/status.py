@@ -35,7 +35,7 @@ class Status:
     recent: Recent
     slot: EngineSlot
     versions: Versions
-    fronts: Callable[[], Sequence[Mapping[str, int]]] | None
+    fronts: Callable[[], Sequence[Mapping[str, int]] | None]
 
     def report(self, *, costs: bool = True) -> dict[str, Any]:
         """The report for JSON; times in milliseconds or microseconds by name. The cost tables are slow."""
@@ -45,7 +45,7 @@ class Status:
             "state": self.lifecycle.state,
             "engine": _engine(self.slot.engine),
             "slot": {"state": self.slot.state.name.lower()},
-            "choice": msgspec.to_builtins(self.slot.choice),
+            "choice": msgspec.to_builtins(self.repository.engine),
             "recent": self.recent.report(),
             "totals": self.recent.totals(),
             "queue": {
@@ -73,7 +73,7 @@ class Status:
             "device_ms": {name: round(us / 1e3, _DIGITS) for name, us in load.device_us.items()},
             "lanes": [{"tokens": tokens} for tokens in load.lane_tokens],
             "swaps": self.versions.outcomes,
-            "fronts": self.fronts() if self.fronts else None,
+            "fronts": self.fronts(),
             "batches": _batches(list(self.metrics.recent)),
             "models": [
                 {

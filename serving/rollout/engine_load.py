@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bertserve.serving.cgroups import memory_limit
 from bertserve.serving.engine.base import MAX_LANES, EngineLoad
 from bertserve.serving.errors import EngineFailed
-from bertserve.serving.host import available_cpus
+from bertserve.serving.host import available_cpus, memory_limit
 from bertserve.serving.models.cost_cache import CostCache
 from bertserve.serving.models.kernel_cache import KernelCache
 from bertserve.serving.rollout.engine_choice import too_full
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bertserve.serving.engine.specs import Gpu, ModelSpec
+    from bertserve.serving.inference.served_models import ServedModel
     from bertserve.serving.models.artifact_selection import ServableArtifact
     from bertserve.serving.rollout.engine_choice import Choice, Chooser
     from bertserve.serving.scheduling.cost import CostPoint
@@ -52,11 +52,9 @@ class PreparedLoad:
     _costs: CostCache
     _kernels: KernelCache
 
-    def cache_costs(self, measured: Sequence[Sequence[CostPoint]]) -> None:
-        """Caches the costs measured by a warm-up that was not paused."""
+    def cache(self, measured: Sequence[Sequence[CostPoint]]) -> None:
+        """Caches the compiled kernels, and the costs measured by a warm-up that was not paused."""
         self._costs.write(self.choice.summary(), self.choice.repository.models, measured)
-
-    def cache_kernels(self) -> None:
         self._kernels.keep()
 
 
@@ -84,6 +82,11 @@ class LoadBuilder:
             needed_mib=needed_mib,
         )
         return PreparedLoad(choice, load, costs, kernels)
+
+    def fallback(self, engine: str, failed: EngineFailed, served: Sequence[ServedModel]) -> PreparedLoad | None:
+        """The load of another engine; None if there is none, as of `Chooser.fallback`."""
+        choice = self._chooser.fallback(engine, str(failed), served, crashed=failed.crashed)
+        return None if choice is None else self.prepare(choice)
 
     def check_room(self, load: EngineLoad) -> None:
         """Raises EngineFailed if a GPU lacks the memory for a second engine, which would end the first one too."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 
-from bertserve.serving.children import end_with_parent
+from bertserve.serving.engine.children import end_with_parent
 
 STARTED = bytes((0, 0, 0, 0, 7, *bytes(11)))
 """The frame STARTED of `wire`, written out because importing `wire` takes too long here."""

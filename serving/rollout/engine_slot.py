@@ -36,7 +36,7 @@ import msgspec
 
 from bertserve.serving.engine.process.fleet import start_engine
 from bertserve.serving.engine.process.supervisor import Supervisor
-from bertserve.serving.errors import EngineLost
+from bertserve.serving.errors import EngineFailed, EngineLost
 from bertserve.serving.lifecycle import State
 from bertserve.serving.records import ModelIndex
 from bertserve.serving.rollout.idle_priority import IdlePriority
@@ -48,12 +48,9 @@ if TYPE_CHECKING:
 
     from bertserve.serving.engine.base import EngineLoad
     from bertserve.serving.engine.process.remote_engine import EngineLife
-    from bertserve.serving.engine.specs import EngineChoice
     from bertserve.serving.inference.dispatcher import Dispatcher
-    from bertserve.serving.inference.pipeline import Pipeline
     from bertserve.serving.inference.served_models import ServedModel
     from bertserve.serving.lifecycle import Lifecycle
-    from bertserve.serving.rollout.engine_choice import Choice, Chooser
     from bertserve.serving.rollout.engine_load import LoadBuilder, PreparedLoad
     from bertserve.serving.settings import Settings
 
@@ -62,6 +59,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("bertserve.swap")
 
 _POLL_S = 0.02
+_NO_PROCESS = "cannot start the engine process; see the log"
 
 
 class SlotState(Enum):
@@ -72,94 +70,82 @@ class SlotState(Enum):
 
 
 class EngineSlot:
-    """Owns the engines of a server. It alone writes `repository.engine`.
-
-    Attributes:
-        on_up: Called when an engine is warm after there was none.
-        on_end: Called when the current engine ends by itself, or the next one ends before it is ready.
-    """
+    """Owns the engines of a server. It alone writes `repository.engine`."""
 
     def __init__(
         self,
-        choice: Choice,
-        *,
-        settings: Settings,
-        chooser: Chooser,
+        prepared: PreparedLoad,
         loads: LoadBuilder,
+        settings: Settings,
+        *,
         dispatcher: Dispatcher,
-        pipeline: Pipeline,
         lifecycle: Lifecycle,
+        users: Callable[[ModelIndex], int],
+        died: Callable[[], None],
         start: Start = start_engine,
     ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            prepared: What the first engine loads.
+            loads: Prepares later loads.
+            settings: The server's.
+            dispatcher: Gets every warm engine.
+            lifecycle: Gets the state of the server.
+            users: Returns the number of requests that use a model.
+            died: Called when the current engine ends by itself, or the next one ends before it is ready.
+            start: Starts an engine.
+        """
+        self.state = SlotState.STARTING
         self._settings = settings
-        self._chooser = chooser
         self._loads = loads
         self._dispatcher = dispatcher
-        self._pipeline = pipeline
+        self._users = users
         self._lifecycle = lifecycle
-        self._repository = choice.repository
-        self._repository.engine = choice.summary()
+        self._died = died
+        self._repository = prepared.choice.repository
+        self._repository.engine = prepared.choice.summary()
         self._start = partial(start, start_limit_s=settings.engine_start_s)
-        self._prepared: PreparedLoad | None = loads.prepare(choice)
+        self._unmeasured: PreparedLoad | None = prepared
+        self._previous: EngineLife | None = None
         self._supervisor = Supervisor(
-            self._prepared.load,
-            self,
+            prepared.load,
             hang_s=settings.engine_hang_s,
             start=self._start,
             start_limit_s=settings.engine_start_s,
         )
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._drain: asyncio.Task[None] | None = None
-        self.on_up: list[Callable[[EngineLife], None]] = []
-        self.on_end: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[EngineLife], None]] = []
 
-    @property
-    def state(self) -> SlotState:
-        if self._lifecycle.state is State.FAILED:
-            return SlotState.FAILED
-        if not self._is_up:
-            return SlotState.STARTING
-        return SlotState.SERVING if self._drain is None or self._drain.done() else SlotState.DRAINING
+    def subscribe(self, listener: Callable[[EngineLife], None]) -> None:
+        """Calls the listener when an engine is warm after there was none."""
+        self._listeners.append(listener)
 
     @property
     def engine(self) -> EngineLife | None:
         return self._supervisor.engine
 
     @property
-    def _is_up(self) -> bool:
-        return self.engine is not None and not self.engine.gone
-
-    @property
     def load(self) -> EngineLoad:
         """What the current engine has loaded, or the next one will load."""
         return self._supervisor.load
-
-    @property
-    def models(self) -> Sequence[ServedModel]:
-        return self._repository.models
-
-    @property
-    def choice(self) -> EngineChoice:
-        return self._repository.engine
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """Grants the right to start another engine, once one serves and the previous one is drained."""
         async with self._turn:
-            if self._drain is not None:
-                await asyncio.wait({self._drain})
             await self.serving()
             yield
 
     async def serving(self) -> None:
-        """Waits until an engine serves. An engine that has ended is being restarted, or the server ends."""
-        while not self._is_up:  # noqa: ASYNC110  rare and not urgent
+        """Waits until an engine serves alone. An engine that has ended is being restarted, or the server ends."""
+        while self.state is not SlotState.SERVING:  # noqa: ASYNC110  rare and not urgent
             await asyncio.sleep(_POLL_S)
 
     def free_index(self) -> ModelIndex:
         """The lowest index that no model has. Within a turn no request uses it either."""
-        taken = {model.index for model in self.models}
+        taken = {model.index for model in self._repository.models}
         return next(index for index in map(ModelIndex, count()) if index not in taken)
 
     @asynccontextmanager
@@ -191,17 +177,18 @@ class EngineSlot:
             EngineLost: One of the two engines has ended.
         """
         before = self.engine
-        if before is None or before.gone or engine.gone:
+        if self.state is not SlotState.SERVING or before is None or engine.gone:
             raise EngineLost("the engine exited during the swap; try again", retry_after_s=1)
-        indices = {model.name: model.index for model in self.models}
+        indices = self._indices()
         leaving = set(indices.values()) - {model.index for model in models}
         costs = self._dispatcher.costs
         self._dispatch_to(engine, models, {model.index: costs[indices[model.name]] for model in models})
         self._supervisor.adopt(engine, load)
         self._repository.replace(models)
+        self._previous = before
         self._serves(engine)
         before.on_end = partial(self._previous_ended, before)
-        self._drain = self._spawn(self._close_drained(before, leaving))
+        self._spawn(self._close_drained(before, leaving))
 
     def _previous_ended(self, engine: EngineLife) -> None:
         log.error("the previous engine, process %d, has exited", engine.pid)
@@ -211,75 +198,87 @@ class EngineSlot:
         """Closes the previous engine once no request uses its models. No new request does."""
         started = time.perf_counter()
         try:
-            while engine.busy or any(map(self._pipeline.users, models)):  # noqa: ASYNC110  an event would cost every request
+            while engine.busy or any(map(self._users, models)):  # noqa: ASYNC110  an event would cost every request
                 await asyncio.sleep(_POLL_S)
             self._dispatcher.engine_leaves(engine)
             passed = time.perf_counter() - started
             log.info("the previous engine, process %d, drained in %.2f s", engine.pid, passed)
         finally:
             await engine.close()
+            self._previous = None
+            if self.state is SlotState.DRAINING:
+                self.state = SlotState.SERVING
 
     def start(self) -> None:
         """Starts engines of the current load. The server fails if not even a process can be started."""
-        self._spawn(self._supervisor.run(), partial(self.engine_failed, "cannot start the engine process; see the log"))
+        self._spawn(self._supervise(), partial(self._fall_back, EngineFailed(_NO_PROCESS)))
+
+    async def _supervise(self) -> None:
+        try:
+            await self._supervisor.run(self)
+        except EngineFailed as failed:
+            self._fall_back(failed)
 
     def engine_up(self, engine: EngineLife) -> None:
-        self._dispatch_to(engine, self.models)
-        if self._prepared is not None:
-            self._prepared.cache_costs(engine.costs)
-            self._prepared.cache_kernels()
-            self._prepared = None
+        self._dispatch_to(engine, self._repository.models)
+        if self._unmeasured is not None:
+            self._unmeasured.cache(engine.costs)
+            self._unmeasured = None
         if self._serves(engine):
-            for listener in self.on_up:
+            for listener in self._listeners:
                 listener(engine)
 
     def _serves(self, engine: EngineLife) -> bool:
         """Records the engine that serves; False if the server is ending."""
-        self._describe(lost=tuple(engine.lost))
+        self.state = SlotState.SERVING if self._previous is None else SlotState.DRAINING
+        self._describe(engine)
         return self._lifecycle.to(State.READY if self._repository.whole else State.DEGRADED)
 
+    def _describe(self, engine: EngineLife) -> None:
+        self._repository.engine = msgspec.structs.replace(self._repository.engine, lost=tuple(engine.lost))
+
     def engine_lost(self) -> None:
-        for listener in self.on_end:
-            listener()
+        self._died()
 
     def device_lost(self) -> None:
-        self._describe(lost=tuple(self.engine.lost) if self.engine else ())
+        if self.engine is not None:
+            self._describe(self.engine)
         if self._lifecycle.state is State.READY:
             self._lifecycle.to(State.DEGRADED)
 
     def engine_down(self) -> None:
         """The current engine has ended, and the supervisor starts another."""
-        self.engine_lost()
+        self.state = SlotState.STARTING
+        self._died()
         self._lifecycle.to(State.WARMING)
         self._dispatcher.engine_restarts(self._supervisor.restart_s)
 
-    def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:  # noqa: ARG002
+    def _fall_back(self, failed: EngineFailed) -> None:
         """The supervisor has given up: starts an engine of another kind, or fails the server."""
-        self._spawn(self._fall_back(reason, crashed=crashed), partial(self._give_up, reason))
+        self._spawn(self._start_another(failed), partial(self._give_up, failed))
 
-    async def _fall_back(self, reason: str, *, crashed: bool) -> None:
+    async def _start_another(self, failed: EngineFailed) -> None:
         """Starts an engine of another kind, or fails the server. A thread hashes cached files of gigabytes."""
-
-        def prepare() -> PreparedLoad | None:
-            choice = self._chooser.fallback(engine, reason, models, crashed=crashed)
-            return None if choice is None else self._loads.prepare(choice)
-
-        engine, models = self.choice.engine, tuple(self.models)
-        prepared = await asyncio.to_thread(prepare)
+        engine, models = self._repository.engine.engine, tuple(self._repository.models)
+        prepared = await asyncio.to_thread(self._loads.fallback, engine, failed, models)
         if prepared is None:
-            self._give_up(reason)
+            self._give_up(failed)
             return
         choice = prepared.choice
         # A request that is being read refers to its model by index.
-        indices = {model.name: model.index for model in self.models}
+        indices = self._indices()
         self._repository.replace([replace(model, index=indices[model.name]) for model in choice.repository.models])
         self._repository.engine = choice.summary()
-        self._prepared = prepared
+        self._unmeasured = prepared
         self._supervisor.set_load(prepared.load)
         self.start()
 
-    def _give_up(self, reason: str) -> None:
-        self._lifecycle.fail(reason)
+    def _indices(self) -> dict[str, ModelIndex]:
+        return {model.name: model.index for model in self._repository.models}
+
+    def _give_up(self, failed: EngineFailed) -> None:
+        self.state = SlotState.FAILED
+        self._lifecycle.fail(str(failed))
         self._dispatcher.engine_down(EngineLost("the engine exited and cannot be restarted"))
 
     def _dispatch_to(
@@ -310,14 +309,10 @@ class EngineSlot:
         policy = replace(policy, batch_invariant=invariant, narrow=narrow, apart=engine.apart)
         self._dispatcher.engine_up(engine, costs, [model.index for model in models], policy)
 
-    def _describe(self, **changes: object) -> None:
-        self._repository.engine = msgspec.structs.replace(self.choice, **changes)
-
-    def _spawn(self, work: Coroutine[Any, Any, None], failed: Callable[[], None] | None = None) -> asyncio.Task[None]:
+    def _spawn(self, work: Coroutine[Any, Any, None], failed: Callable[[], None] | None = None) -> None:
         task = start(work, failed)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task
 
     async def close(self) -> None:
         for task in self._tasks:

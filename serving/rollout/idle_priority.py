@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 from bertserve.serving.unawaited import guarded
 
 if TYPE_CHECKING:
-    from bertserve.serving.inference.dispatcher import BatchObserver, Dispatcher
+    from bertserve.serving.inference.dispatcher import Dispatcher
     from bertserve.serving.scheduling.batcher import Assignment
 
 PERIOD_S = 0.1
@@ -36,7 +36,6 @@ class IdlePriority:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._observer: BatchObserver = dispatcher.observer
         self._pid: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._runs = True
@@ -46,11 +45,11 @@ class IdlePriority:
         self.paused_s = 0.0
 
     def __enter__(self) -> Self:
-        self._dispatcher.observer = self
+        self._dispatcher.observers.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._dispatcher.observer = self._observer
+        self._dispatcher.observers.remove(self)
         if self._timer is not None:
             self._timer.cancel()
         self._set(runs=True)
@@ -64,12 +63,10 @@ class IdlePriority:
         self._update()
         self._wait(PERIOD_S)
 
-    def batch_started(self, assignment: Assignment) -> None:
+    def batch_started(self, assignment: Assignment) -> None:  # noqa: ARG002  as of every observer
         self._update()
-        self._observer.batch_started(assignment)
 
-    def batch_ended(self, assignment: Assignment, occupied_us: float) -> None:
-        self._observer.batch_ended(assignment, occupied_us)
+    def batch_ended(self, assignment: Assignment, occupied_us: float) -> None:  # noqa: ARG002
         self._update()
 
     def _update(self) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bertserve.serving import host
-from bertserve.serving.children import module_command
+from bertserve.serving.engine.children import module_command
 from bertserve.serving.engine.kinds import AUTO, ENGINES
 from bertserve.serving.errors import StartupError
 
@@ -71,7 +71,7 @@ def exported(settings: Settings, environment: Mapping[str, str]) -> Settings:
     # In a session of its own, which a terminal's Ctrl-C does not reach. What it starts, such as TensorRT's builder,
     # belongs to that session too.
     process = subprocess.Popen(
-        module_command("bertserve.serving.children", str(os.getpid()), "bertserve", "export", *options),
+        module_command("bertserve.serving.engine.children", str(os.getpid()), "bertserve", "export", *options),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE if settings.log_format == "json" else None,
         text=True,

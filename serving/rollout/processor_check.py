@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bertserve.serving import host
-from bertserve.serving.children import module_command
+from bertserve.serving.engine.children import module_command
 from bertserve.serving.engine.kinds import engine_for
 from bertserve.serving.models.node_cache import CacheError, add_file, is_proven_here, libraries_of, open_entry
 

@@ -180,12 +180,12 @@ class Versions:
 
     async def _bring_up(self, before: ServedModel, version: int) -> None:
         """Loads a version in a new engine, with the other models unchanged, and switches to it."""
-        slot, choice = self._slot, self._slot.choice
+        slot, repository, choice = self._slot, self._repository, self._repository.engine
         path = self._root / before.name / str(version)
         servable = await asyncio.to_thread(self._chooser.select_artifact, path, choice)
         bundle = servable.bundle
         warn_of_schema(bundle)
-        if slot.choice.engine != choice.engine:
+        if repository.engine.engine != choice.engine:
             raise EngineLost("the engine for this version has exited; try again", retry_after_s=_AGAIN_S)
         served = before.manifest
         if bundle.manifest.task != served.task or not set(served.also) <= {*bundle.manifest.also}:
@@ -193,7 +193,7 @@ class Versions:
                 f"bundle {path}: it has the task {_tasks(bundle.manifest)}, but the served version has"
                 f" {_tasks(served)}; give it another model name"
             )
-        models = list(slot.models)
+        models = list(repository.models)
         position = models.index(before)
         specs = list(slot.load.models)
         specs[position] = msgspec.structs.replace(servable.spec(), narrow=specs[position].narrow)
@@ -202,7 +202,7 @@ class Versions:
         async with slot.beside(load) as engine:
             tokenizer = await asyncio.to_thread(_tokenizer, before, bundle)
             await slot.serving()
-            if slot.choice.engine != choice.engine:
+            if repository.engine.engine != choice.engine:
                 raise EngineLost("another engine serves since the swap began; try again", retry_after_s=_AGAIN_S)
             models[position] = ServedModel.of(servable, slot.free_index(), tokenizer)
             slot.switch(engine, load, models)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from bertserve.serving.errors import CredentialsError, Unauthenticated
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 MAX_BYTES = 1 << 20
@@ -27,7 +28,12 @@ class ApiKeys:
     def __init__(self, path: Path) -> None:
         """Reads the file; raises CredentialsError if it holds no keys or an invalid line."""
         self.path = path
+        self._listeners: list[Callable[[], None]] = []
         self.reload()
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Calls the listener after each reload."""
+        self._listeners.append(listener)
 
     def __len__(self) -> int:
         return len(self._digests)
@@ -36,6 +42,8 @@ class ApiKeys:
         """Reloads the file. If that raises CredentialsError, the keys stay the same."""
         self._digests = read_keys(self.path)
         self._good: set[bytes] = set()
+        for listener in self._listeners:
+            listener()
 
     def allow(self, authorization: bytes | None) -> bool:
         """Whether the value of an `Authorization` header carries one of the keys.

@@ -182,12 +182,13 @@ class HistogramSince(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CountsSince(msgspec.Struct, frozen=True):
-    """What a front process has counted of requests since the last time.
+    """What a front process has counted since the last time.
 
     Attributes:
         requests: By model, protocol and outcome.
         totals: By model and version.
         failures: By v2 name and version.
+        counters: Those of `Metrics.total`, by metric and label.
     """
 
     requests: list[tuple[str, str, str, int]]
@@ -198,6 +199,7 @@ class CountsSince(msgspec.Struct, frozen=True):
     totals: list[tuple[str, str, Totals]]
     failures: list[tuple[str, str, Duration]]
     times: list[float]
+    counters: dict[str, float]
 
 
 class Metrics:
@@ -251,6 +253,9 @@ class Metrics:
         self._names: dict[ModelIndex, tuple[str, str]] = {}
         self.totals: defaultdict[tuple[str, str], Totals] = defaultdict(Totals)
         self.failures: defaultdict[tuple[str, str], Duration] = defaultdict(Duration)
+        self._counters: dict[str, Callable[[], Mapping[str, float]]] = {}
+        self._others: Counter[str] = Counter()
+        self._taken: Mapping[str, float] = {}
         _ProcessMetrics(registry=registry)
 
     def count_outcome(self, outcome: Outcome[Any], protocol: str) -> None:
@@ -280,7 +285,9 @@ class Metrics:
             totals.compute_us += timings.compute_us
 
     def take(self) -> CountsSince:
-        """What requests have added; afterwards it is 0."""
+        """What was counted since the last time; afterwards what requests have added is 0."""
+        counters = {name + label: value for name, read in self._counters.items() for label, value in read().items()}
+        before, self._taken = self._taken, counters
         taken = CountsSince(
             requests=[
                 (model, protocol, outcome, number)
@@ -301,6 +308,7 @@ class Metrics:
             totals=[(*key, totals) for key, totals in self.totals.items()],
             failures=[(*key, duration) for key, duration in self.failures.items()],
             times=list(self.times),
+            counters={name: value - before.get(name, 0.0) for name, value in counters.items()},
         )
         self._texts = self._tokens = self._truncated = 0
         for counted in (self._requests, self.totals, self.failures, self.times):
@@ -308,7 +316,8 @@ class Metrics:
         return taken
 
     def add(self, since: CountsSince) -> None:
-        """Adds what another process has counted of requests."""
+        """Adds what another process has counted."""
+        self._others.update(since.counters)
         for model, protocol, outcome, number in since.requests:
             self._requests[model, protocol][outcome] += number
         for each in since.histograms:
@@ -353,6 +362,18 @@ class Metrics:
 
     def read(self, metric: Metric, read: Callable[[], float | Values]) -> None:
         Reading(metric, self.registry, read)
+
+    def total(self, metric: Metric, read: Callable[[], float | Mapping[str, float]]) -> None:
+        """Shows a counter of this process, by its label if it has one, with what other processes have added."""
+
+        def by_label() -> Mapping[str, float]:
+            values = read()
+            return {"": values} if isinstance(values, int | float) else values
+
+        self._counters[metric.name] = by_label
+        self.read(
+            metric, lambda: {label: value + self._others[metric.name + label] for label, value in by_label().items()}
+        )
 
     def follow(self, dispatcher: Dispatcher) -> None:
         load = dispatcher.load

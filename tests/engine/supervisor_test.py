@@ -78,8 +78,8 @@ async def engine_process(load: EngineLoad = LOAD, hang_s: float = LIMIT_S) -> As
 
 
 @contextlib.asynccontextmanager
-async def supervised(supervisor: Supervisor) -> AsyncIterator[asyncio.Task[None]]:
-    task = asyncio.create_task(supervisor.run())
+async def supervised(supervisor: Supervisor, listener: Listener) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(listener.run(supervisor))
     yield task
     await cancel(task)
 
@@ -385,8 +385,8 @@ async def test_an_engine_that_cannot_start_is_refused(
 async def test_an_engine_that_dies_is_replaced() -> None:
     """Its listener hears of the end and of the new one, which answers."""
     listener = Listener()
-    supervisor = Supervisor(LOAD, listener)
-    async with supervised(supervisor):
+    supervisor = Supervisor(LOAD)
+    async with supervised(supervisor, listener):
         first = await listener.next("up")
         assert supervisor.engine is first
         os.kill(first.pid, signal.SIGKILL)
@@ -401,7 +401,7 @@ async def test_an_engine_that_dies_is_replaced() -> None:
 async def test_an_engine_that_dies_too_often_is_given_up() -> None:
     """After so many deaths within the window there is no other one, and the reason says so."""
     listener = Listener()
-    async with supervised(Supervisor(LOAD, listener, crash_limit=2, crash_window_s=600)) as task:
+    async with supervised(Supervisor(LOAD, crash_limit=2, crash_window_s=600), listener) as task:
         for _ in range(2):
             submit(await listener.next("up"), [EXIT])
             await listener.next("down")
@@ -414,7 +414,7 @@ def test_deaths_outside_the_window_are_forgotten(monkeypatch: pytest.MonkeyPatch
     """Only those count that come close together."""
     clock = iter([0.0, 30.0, 70.0, 95.0, 129.0, 130.0])
     monkeypatch.setattr(supervisor_module.time, "monotonic", lambda: next(clock))
-    supervisor = Supervisor(LOAD, Listener(), crash_limit=3, crash_window_s=60)
+    supervisor = Supervisor(LOAD, crash_limit=3, crash_window_s=60)
     assert [supervisor._too_many_crashes() for _ in range(6)] == [False, False, False, False, True, True]
 
 
@@ -444,7 +444,7 @@ async def test_an_engine_that_never_starts_is_given_up(
 ) -> None:
     """The slot is told why, once; nothing waits for it for ever, and no process is left."""
     before, listener = children(), Listener()
-    await soon(Supervisor(load(tmp_path), listener, **options).run())
+    await soon(listener.run(Supervisor(load(tmp_path), **options)))
     assert reason in await listener.next("failed")
     assert lost in {listener.lost, None}
     assert listener.crashed == (reason != "SHA-256")
@@ -463,7 +463,7 @@ async def test_an_engine_that_dies_while_loading_is_followed_by_one_that_compile
         faults = dict.fromkeys(range(1000), "exit") if load.kernels[0].read else FAULTS
         return await RemoteEngine.start(msgspec.structs.replace(load, options=faulty(faults)), hang_s)
 
-    async with supervised(Supervisor(msgspec.structs.replace(LOAD, kernels=[cached]), slot, start=start)):
+    async with supervised(Supervisor(msgspec.structs.replace(LOAD, kernels=[cached]), start=start), slot):
         await slot.next("up")
     assert [load.kernels for load in loads] == [[cached], [KernelFiles(write="written")]]
 
@@ -479,8 +479,8 @@ async def test_what_the_machine_lacks_for_a_moment_is_waited_for(monkeypatch: py
             raise OSError(lacks[0], os.strerror(lacks.pop()))
         return await RemoteEngine.start(load, hang_s)
 
-    supervisor = Supervisor(LOAD, slot, crash_limit=1, start=start)
-    async with supervised(supervisor):
+    supervisor = Supervisor(LOAD, crash_limit=1, start=start)
+    async with supervised(supervisor, slot):
         await slot.next("up")
         assert (lacks, supervisor.restarts) == ([], 0)
 
@@ -493,15 +493,15 @@ async def test_what_will_not_pass_is_not_waited_for() -> None:
         raise FileNotFoundError(errno.ENOENT, "no such program")
 
     with pytest.raises(FileNotFoundError):
-        await soon(Supervisor(LOAD, Listener(), start=start).run())
+        await soon(Supervisor(LOAD, start=start).run(Listener()))
 
 
 @asynchronous
 async def test_a_supervisor_that_is_cancelled_takes_its_engine_with_it() -> None:
     """The listener is told nothing any more."""
     listener = Listener()
-    supervisor = Supervisor(LOAD, listener)
-    async with supervised(supervisor) as task:
+    supervisor = Supervisor(LOAD)
+    async with supervised(supervisor, listener) as task:
         engine = await listener.next("up")
     assert task.cancelled()
     assert not is_running(engine.pid)
@@ -516,7 +516,7 @@ async def test_a_supervisor_that_is_cancelled_while_an_engine_starts_leaves_noth
 ) -> None:
     """As by a signal right after the start: no process, no open socket, no traceback."""
     before, open_before = children(), sockets()
-    async with supervised(Supervisor(LOAD, Listener())):
+    async with supervised(Supervisor(LOAD), Listener()):
         for _ in range(turns):
             await asyncio.sleep(0)
         (started,) = children() - before

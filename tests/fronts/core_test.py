@@ -95,7 +95,6 @@ async def link_of(
     core = SimpleNamespace(
         dispatcher=dispatcher,
         cache=cache,
-        call=call,
         outputs={BATCHED: SPECS[BATCHED].outputs},
         padded=set(),
         is_present=lambda _: True,
@@ -103,7 +102,8 @@ async def link_of(
     )
     ours, front = socket.socketpair()
     ours.setblocking(False)
-    transport, _ = await asyncio.get_running_loop().create_connection(lambda: FrontLink(cast("Core", core)), sock=ours)
+    link = FrontLink(cast("Core", core), cast("Any", call), {}, lambda: None)
+    transport, _ = await asyncio.get_running_loop().create_connection(lambda: link, sock=ours)
     return transport, front
 
 

@@ -32,7 +32,7 @@ class Failing:
         self.ended = asyncio.Event()
         self.up_at = math.inf
 
-    async def start(self) -> None:
+    async def start(self, *_: object) -> None:
         self._starts.append(now())
         lives_s = self._lives.pop(0)
         if lives_s is not None:
@@ -51,10 +51,9 @@ async def pauses(lives: list[float | None], monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(pool, "FrontProcess", lambda *_: Failing(lives, starts))
     monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=now))
     parts = {"_ending": False, "_fronts": [], "_crowded": False, "slots": SimpleNamespace(values=[0]), "restarts": 0}
-    parts["_debts"] = SimpleNamespace(present=list)
     keeper = SimpleNamespace(**parts, _setup=lambda _: None, changed=lambda: None)
     with pytest.raises(IndexError):  # there are no more
-        await pool.FrontPool._keep(cast("Any", keeper), 0)
+        await pool.FrontPool._keep(cast("Any", keeper), 0, cast("Any", None), PeerDebts(30_000, 1))
     return [end - begin - one for (begin, end), one in zip(pairwise(starts), lived, strict=True)]
 
 
@@ -100,11 +99,11 @@ def test_a_debt_holds_in_all_processes() -> None:
     links = [SimpleNamespace(tell=lambda kind, debt, slot=slot: told[slot].append((kind, debt))) for slot in told]
     first, second = (SimpleNamespace(link=link) for link in links)
     shared = pool.FrontPool.__new__(pool.FrontPool)
-    shared._fronts = cast("Any", [first, second])
+    shared._fronts, shared.processes = cast("Any", [first, second]), 0
     debts = PeerDebts(30_000, 1)
-    shared.share_debts(debts)
+    shared.start(cast("Any", None), debts)
     payload = msgspec.json.encode(("192.0.2.7", 20_000.0))
-    shared.charge(cast("Any", first), payload)
+    shared.charge(debts, cast("Any", first), payload)
     assert told == {1: [], 2: [(Kind.DEBT, msgspec.Raw(payload))]}
     assert debts.begin("192.0.2.7")[0] == pytest.approx(15_000)
     assert [peer for peer, _ in debts.present()] == ["192.0.2.7"]
@@ -123,7 +122,7 @@ async def test_a_scrape_waits_for_what_its_fronts_count_after_it() -> None:
     assert asked == [(Kind.COUNT, 1)]
     for number in (0, 1):
         assert not gathering.done()
-        front._counted(msgspec.json.encode(FrontCounts(number, Metrics().take(), {})))
+        front._counted(msgspec.json.encode(FrontCounts(number, Metrics().take())))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     await gathering

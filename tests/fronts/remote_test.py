@@ -16,7 +16,7 @@ async def link_of() -> tuple[CoreLink, socket.socket]:
     """The front's end of its socket, and the core's."""
     ours, core = socket.socketpair()
     ours.setblocking(False)
-    _, link = await asyncio.get_running_loop().create_connection(CoreLink, sock=ours)
+    _, link = await asyncio.get_running_loop().create_connection(lambda: CoreLink(lambda: None), sock=ours)
     return link, core
 
 

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from bertserve.serving.engine.base import EngineLoad
-from bertserve.serving.engine.specs import Gpu, ModelSpec
+from bertserve.serving.engine.specs import Gpu
 from bertserve.serving.errors import EngineFailed
 from bertserve.serving.rollout import engine_load
 from bertserve.serving.rollout.engine_load import LoadBuilder
 from bertserve.serving.settings import Settings
+from tests.support.specs import model_spec
 
 if TYPE_CHECKING:
+    from bertserve.serving.engine.specs import ModelSpec
     from bertserve.serving.rollout.engine_choice import Chooser
 
 MIB = 1 << 20
@@ -22,7 +24,7 @@ SMALL, LARGE = 100, 1000
 
 
 def weights(name: str, size_mib: int) -> ModelSpec:
-    return ModelSpec(name, "", "", True, 10, 10, {}, (), (), size_bytes=size_mib * MIB)
+    return model_spec(name, size_bytes=size_mib * MIB)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -29,8 +28,6 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    from bertserve.serving.inference.pipeline import Pipeline
 
 
 class Life:
@@ -74,19 +71,24 @@ class Bench:
         self.lifecycle.to(State.WARMING)
         settings = Settings(models=models, engine="fake")
         metrics, chooser = Metrics(), Chooser(settings)
-        choice = chooser.first()
+        loads = LoadBuilder(settings, chooser)
+        self.repository = (choice := chooser.first()).repository
+        self.deaths = 0
         self.slot = EngineSlot(
-            choice,
-            settings=settings,
-            chooser=chooser,
-            loads=LoadBuilder(settings, chooser),
+            loads.prepare(choice),
+            loads,
+            settings,
             dispatcher=Dispatcher(
                 Policy(1024, batch_invariant=[True], narrow=[False]), AdmissionLimits(1 << 20, 2000, 60_000), metrics
             ),
-            pipeline=cast("Pipeline", SimpleNamespace(users=lambda _: 0)),
             lifecycle=self.lifecycle,
+            users=lambda _: 0,
+            died=self._died,
             start=self._start,
         )
+
+    def _died(self) -> None:
+        self.deaths += 1
 
     async def _start(self, *_: Any, **__: Any) -> Life:
         if self.refuse:
@@ -105,7 +107,7 @@ class Bench:
     async def switch(self) -> Life:
         slot = self.slot
         async with slot.turn(), slot.beside(slot.load) as engine:
-            slot.switch(engine, slot.load, list(slot.models))
+            slot.switch(engine, slot.load, list(self.repository.models))
         return self.lives[-1]
 
 
@@ -133,13 +135,12 @@ async def test_the_engine_before_a_switch_is_drained_and_closed(models: Path) ->
 @asynchronous
 async def test_a_new_engine_that_ends_is_started_again_while_the_one_before_drains(models: Path) -> None:
     """The one before answers what it has, and does not serve again."""
-    bench, ends = Bench(models), list[str]()
-    bench.slot.on_end.append(lambda: ends.append("end"))
+    bench = Bench(models)
     first = await bench.serve()
     first.busy = True
     second = await bench.switch()
     second.end()
-    assert (bench.slot.state, bench.lifecycle.state, ends) == (SlotState.STARTING, State.WARMING, ["end"])
+    assert (bench.slot.state, bench.lifecycle.state, bench.deaths) == (SlotState.STARTING, State.WARMING, 1)
     await bench.until(SlotState.DRAINING)
     assert bench.slot.engine not in {first, second}
     assert (bench.lifecycle.state, first.closed) == (State.READY, False)
@@ -167,7 +168,7 @@ async def test_an_engine_before_that_ends_is_forgotten(models: Path) -> None:
 async def test_an_engine_that_ends_alone_is_started_again(models: Path) -> None:
     bench = Bench(models)
     up: list[int] = []
-    bench.slot.on_up.append(lambda engine: up.append(engine.pid))
+    bench.slot.subscribe(lambda engine: up.append(engine.pid))
     first = await bench.serve()
     first.end()
     assert (bench.slot.state, bench.lifecycle.state) == (SlotState.STARTING, State.WARMING)

@@ -177,7 +177,7 @@ async def test_a_process_is_stopped_while_the_device_works(sleeper: subprocess.P
         await until(lambda: not is_stopped(sleeper.pid), "a turn", 50 * PERIOD_S)
         assert pace.paused_s > 0
     wait_for(lambda: not is_stopped(sleeper.pid), "the end of the pauses")
-    assert bench.dispatcher.observer is bench.sizes
+    assert bench.dispatcher.observers == [bench.sizes]
     bench.engine.finish()
     await task
 
@@ -186,8 +186,8 @@ async def test_a_process_is_stopped_while_the_device_works(sleeper: subprocess.P
 async def test_a_supervisor_looks_after_the_engine_it_is_given() -> None:
     """The one before is nobody's, and when the new one dies the next loads what it had loaded."""
     listener = Listener()
-    supervised = Supervisor(LOAD, listener)
-    task = asyncio.create_task(supervised.run())
+    supervised = Supervisor(LOAD)
+    task = asyncio.create_task(supervised.run(listener))
     first = await listener.next("up")
     other = EngineLoad("fake", [model_spec("other", size=SIZE)], threads=1)
     second = await soon(RemoteEngine.start(other))

@@ -10,6 +10,7 @@ import numpy as np
 
 from bertserve.serving.engine.base import Batch, BatchOutput, EngineLoad
 from bertserve.serving.engine.fake import fake_vector
+from bertserve.serving.errors import EngineFailed
 from bertserve.serving.records import EncodedText, ModelIndex
 from tests.support.specs import model_spec
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping
 
     from bertserve.serving.engine.process.remote_engine import RemoteEngine
+    from bertserve.serving.engine.process.supervisor import Supervisor
     from bertserve.serving.errors import BertserveError
 
 T = TypeVar("T")
@@ -76,9 +78,12 @@ class Listener:
     def device_lost(self) -> None:
         """It is one process."""
 
-    def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:  # noqa: ARG002
-        self.crashed = crashed
-        self.news.put_nowait(("failed", reason))
+    async def run(self, supervisor: Supervisor) -> None:
+        try:
+            await supervisor.run(self)
+        except EngineFailed as failed:
+            self.crashed = failed.crashed
+            self.news.put_nowait(("failed", str(failed)))
 
     async def next(self, expected: str) -> Any:
         """What comes with the next piece of news, which is of the kind expected."""

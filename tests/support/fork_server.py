@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 SERVING = (
     "bertserve",
     "bertserve.serving.cli",
-    "bertserve.serving.front",
+    "bertserve.serving.fronts.front",
     "bertserve.serving.rollout.engine_choice",
     "bertserve.serving.rollout.model_export",
     "bertserve.serving.server",
@@ -288,7 +288,7 @@ def _become(module: str, descriptors: Sequence[int]) -> NoReturn:
         if module == engine_process.__name__:
             Path("/proc/self/comm").write_text(ENGINE, encoding="ascii")
             engine_process.main(list(descriptors))
-        from bertserve.serving import front  # noqa: PLC0415  long imported
+        from bertserve.serving.fronts import front  # noqa: PLC0415  long imported
         from bertserve.serving.net import requests  # noqa: PLC0415  likewise
 
         requests._process = os.urandom(6).hex()  # as the import does

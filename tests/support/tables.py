@@ -49,8 +49,8 @@ def read_tables(models: Path) -> Tables:
     ports = Ports(*(socket.socket() for _ in range(3)))
     chooser = Chooser(settings)
     server = build(settings, chooser.first(), chooser, ports, LogWriter("text"))
-    http, probes = (_routes(listener._port.app) for listener in (server.wires.http, server.probes))
-    return Tables(http, probes, list(server.wires.grpc._calls.methods))
+    http, probes = (_routes(listener._port.app) for listener in (server.listeners.http, server.probes))
+    return Tables(http, probes, list(server.listeners.grpc.methods))
 
 
 def _routes(app: App) -> list[list[str]]:

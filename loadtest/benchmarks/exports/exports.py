@@ -25,7 +25,7 @@ from bertserve.export.recipe import ARTIFACTS, WAIVABLE
 from bertserve.loadtest.benchmarks.exports import random_checkpoints
 from bertserve.loadtest.benchmarks.runner import Benchmark, Option
 from bertserve.loadtest.errors import BenchError
-from bertserve.serving.children import module_command
+from bertserve.serving.engine.children import module_command
 from bertserve.serving.host import installed
 from bertserve.serving.models.bundle import open_bundle
 

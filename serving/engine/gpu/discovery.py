@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from bertserve.serving.children import module_command
+from bertserve.serving.engine.children import module_command
 from bertserve.serving.engine.gpu import cuda_driver, tensorrt_library
 from bertserve.serving.engine.specs import Gpu  # noqa: TC001  read at run time by msgspec
 from bertserve.serving.host import installing

@@ -67,8 +67,8 @@ class RemoteFleet:
         self._members = [_Member(self, gpu) for gpu in load.gpus]
         self._tasks = []
         for index, member in enumerate(self._members):
-            supervisor = Supervisor(for_one_gpu(load, index), member, hang_s=hang_s, start_limit_s=start_limit_s)
-            lost = partial(member.engine_failed, "starting its engine failed; see the log")
+            supervisor = Supervisor(for_one_gpu(load, index), hang_s=hang_s, start_limit_s=start_limit_s)
+            lost = partial(member.give_up, "starting its engine failed; see the log")
             self._tasks.append(start(member.keep(supervisor), lost))
 
     @classmethod
@@ -194,10 +194,11 @@ class _Member:
 
     async def keep(self, supervisor: Supervisor) -> None:
         try:
-            await supervisor.run()
+            await supervisor.run(self)
+        except EngineFailed as failed:
+            self.give_up(str(failed), passing=failed.passing)
         except OSError as error:
-            reason = f"its engine process cannot be started: {error.strerror or error}"
-            self.engine_failed(reason, passing=True)
+            self.give_up(f"its engine process cannot be started: {error.strerror or error}", passing=True)
 
     def engine_up(self, engine: EngineLife) -> None:
         self.engine = engine
@@ -213,9 +214,9 @@ class _Member:
     def device_lost(self) -> None:
         """Does nothing: an engine process has one GPU."""
 
-    def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:
+    def give_up(self, reason: str, *, passing: bool = False) -> None:
         self.reason = reason
-        self.fleet.member_failed(self, passing=crashed or passing)
+        self.fleet.member_failed(self, passing=passing)
 
 
 def for_one_gpu(load: EngineLoad, index: int) -> EngineLoad:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 
-from bertserve.serving.cgroups import memory_limit, oom_kills
-from bertserve.serving.children import module_command
 from bertserve.serving.engine.base import Engine, EngineLoad, LaneKind, lanes_for
+from bertserve.serving.engine.children import module_command
 from bertserve.serving.engine.kinds import ENGINES
 from bertserve.serving.engine.process.wire import (
     KINDS,
@@ -30,7 +29,7 @@ from bertserve.serving.engine.process.wire import (
     unpack_result,
 )
 from bertserve.serving.errors import BertserveError, EngineFailed, EngineFault, EngineLost
-from bertserve.serving.host import can_busy_wait
+from bertserve.serving.host import can_busy_wait, memory_limit, oom_kills
 from bertserve.serving.scheduling.cost import CostTable
 
 if TYPE_CHECKING:

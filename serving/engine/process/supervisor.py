@@ -12,6 +12,7 @@ import errno
 import logging
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -53,9 +54,6 @@ class EngineListener(Protocol):
     def device_lost(self) -> None:
         """One of several devices of the engine was given up."""
 
-    def engine_failed(self, reason: str, *, crashed: bool = False, passing: bool = False) -> None:
-        """The engine refused its load or `crashed` too often, and will not restart. `passing`: see `EngineFailed`."""
-
 
 class Supervisor:
     """Keeps one engine process alive.
@@ -69,7 +67,6 @@ class Supervisor:
     def __init__(
         self,
         load: EngineLoad,
-        listener: EngineListener,
         *,
         crash_limit: int = 3,
         crash_window_s: float = 60.0,
@@ -79,7 +76,6 @@ class Supervisor:
     ) -> None:
         self.load = load
         self._hang_s = hang_s
-        self._listener = listener
         self._start = start
         self._start_limit_s = start_limit_s
         self._lacks = ""
@@ -96,37 +92,38 @@ class Supervisor:
         self.load = load
         self._crashes.clear()
 
-    async def run(self) -> None:
-        """Starts engines until canceled or until they crash too often; reports to the listener."""
+    async def run(self, listener: EngineListener) -> None:
+        """Starts engines until canceled; reports to the listener.
+
+        Raises:
+            EngineFailed: The engine refused its load or crashed too often, and will not restart.
+        """
         loop, limit_s = asyncio.get_running_loop(), self._start_limit_s
         began = loop.time()
         while True:
             comparable = bool(self.load.costs) and not self.load.bundles
             try:
                 engine = await self._start_within(began + limit_s)
-            except EngineFailed as refused:
-                self._listener.engine_failed(str(refused), passing=refused.passing)
-                return
             except TimeoutError:
                 why = f": {self._lacks}" if self._lacks else ""
-                self._listener.engine_failed(f"the engine was not ready within {limit_s:g} s{why}", crashed=True)
-                return
+                raise EngineFailed(f"the engine was not ready within {limit_s:g} s{why}", crashed=True) from None
             except EngineLost as lost:
                 log.warning("%s", lost.message)
-                self._listener.engine_lost()
+                listener.engine_lost()
                 self._read_no_kernels()
             else:
                 took_s = loop.time() - began
                 limit_s = min(self._start_limit_s, max(_MIN_RESTART_S, _RESTART_FACTOR * took_s))
                 self.restart_s = took_s if comparable else 0.0
-                self._follow(engine, self.load)
+                engine.on_end, engine.on_lost = partial(self._ended, listener), listener.device_lost
+                self._keep(engine, self.load)
+                if not engine.gone:
+                    listener.engine_up(engine)
                 await self._watch(engine)
                 began = loop.time()
             if self._too_many_crashes():
-                self._listener.engine_failed(
-                    f"the engine process died {self._crash_limit} times in {self._crash_window_s:g} s", crashed=True
-                )
-                return
+                reason = f"the engine process died {self._crash_limit} times in {self._crash_window_s:g} s"
+                raise EngineFailed(reason, crashed=True)
             self.restarts += 1
 
     async def _start_within(self, deadline: float) -> EngineLife:
@@ -152,27 +149,25 @@ class Supervisor:
 
     def adopt(self, engine: EngineLife, load: EngineLoad) -> None:
         """Keeps another, ready engine alive from now on; the previous one belongs to the caller."""
-        if self.engine is not None:
-            self.engine.on_end = self.engine.on_lost = lambda: None
-        self._follow(engine, load)
+        if (before := self.engine) is not None:
+            engine.on_end, engine.on_lost = before.on_end, before.on_lost
+            before.on_end = before.on_lost = lambda: None
+        self._keep(engine, load)
         self._changed.set()
 
-    def _follow(self, engine: EngineLife, load: EngineLoad) -> None:
+    def _keep(self, engine: EngineLife, load: EngineLoad) -> None:
         self.engine = engine
         # The next engine is needed soon: it reuses these costs, and verifies nothing again. This engine's kernels have
         # been written, and nobody would collect those of the next one.
         kernels = [msgspec.structs.replace(files, write="") for files in load.kernels]
         self.load = msgspec.structs.replace(load, costs=list(map(list, engine.costs)), bundles=[], kernels=kernels)
-        engine.on_end, engine.on_lost = self._ended, self._listener.device_lost
 
-    def _ended(self) -> None:
-        self._listener.engine_down()
+    def _ended(self, listener: EngineListener) -> None:
+        listener.engine_down()
         self._changed.set()
 
     async def _watch(self, engine: EngineLife) -> None:
         """Waits until an engine has ended and no other has replaced it."""
-        if not engine.gone:
-            self._listener.engine_up(engine)
         try:
             while not engine.gone:
                 self._changed.clear()

@@ -1,7 +1,7 @@
 """Runs project modules in child processes that end with this process.
 
 Imports almost nothing: an engine process calls `end_with_parent` before any slow work. `python -m
-bertserve.serving.children PID MODULE WORDS` does so for a module that cannot.
+bertserve.serving.engine.children PID MODULE WORDS` does so for a module that cannot.
 """
 
 from __future__ import annotations

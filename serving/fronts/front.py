@@ -21,16 +21,16 @@ import msgspec
 import uvloop
 
 from bertserve.serving import logs
-from bertserve.serving.children import end_with_parent
+from bertserve.serving.engine.children import end_with_parent
 from bertserve.serving.errors import BundleError, CredentialsError, StartupError
 from bertserve.serving.fronts.remote import CoreLink, ModelMoved
 from bertserve.serving.fronts.slots import SharedSlots
 from bertserve.serving.fronts.wire import FrontCounts, Kind, Models, Passed, Setup, StateNow
-from bertserve.serving.garbage import collect_rarely, freeze
 from bertserve.serving.inference.pipeline import Pipeline
 from bertserve.serving.inference.served_models import Repository, ServedModel
 from bertserve.serving.inference.tokenizer import TextTokenizer
-from bertserve.serving.lifecycle import TRACES_GRACE_S, Lifecycle
+from bertserve.serving.lifecycle import TRACES_GRACE_S, Lifecycle, collect_rarely, freeze
+from bertserve.serving.listeners import Api, Backend, Listeners, Transport
 from bertserve.serving.models.artifact_selection import ServableArtifact
 from bertserve.serving.models.bundle import Bundle
 from bertserve.serving.models.manifest import TOKENIZER
@@ -41,7 +41,6 @@ from bertserve.serving.settings import Settings
 from bertserve.serving.telemetry import catalogue
 from bertserve.serving.telemetry.metrics import Metrics
 from bertserve.serving.unawaited import kept, log_loop_error, start
-from bertserve.serving.wires import Wires
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -121,35 +120,25 @@ class Front:
         self._serve(setup.models, self._repository.models)
         self._used = set(self._tokenizers)
         self._limiter = ConnectionLimiter(sys.maxsize)
-        self._budget = BufferBudget.of(settings, slots.values, setup.slot)
         self._numbers: dict[int, int] = {}
         self._told_idle: dict[int, Closable] = {}
-        self._counted: dict[str, float] = {}
+        self._metrics.total(catalogue.FRONT_CPU, _cpu_s)
         self._pipeline = FrontPipeline(
             settings=settings,
             repository=self._repository,
             lifecycle=self._lifecycle,
             dispatcher=link,
         )
-        self._wires = Wires.open(
-            settings,
-            http=None,
-            grpc=None,
-            host=setup.host,
-            pipeline=self._pipeline,
-            repository=self._repository,
-            lifecycle=self._lifecycle,
-            versions=_Elsewhere(),
-            metrics=self._metrics,
-            log_writer=self._log,
-            limiter=self._limiter,
-            budget=self._budget,
-            status=dict,
-            core=link,
+        backend = Backend(
+            *(settings, self._repository, self._lifecycle, self._pipeline, _Elsewhere(), self._metrics, log_writer)
+        )
+        budget = BufferBudget.of(settings, slots.values, setup.slot)
+        self._listeners = Listeners.of(
+            Api.of(backend, dict, core=link), Transport(None, None, setup.host, self._limiter, budget)
         )
         self._lifecycle.mirror(setup.state.state, accepting=setup.state.accepting)
-        debts = self._wires.grpc.debts
-        debts.on_charge = lambda peer, spent: link.tell(Kind.DEBT, (peer, spent))
+        debts = self._listeners.grpc.debts
+        debts.subscribe(lambda peer, spent: link.tell(Kind.DEBT, (peer, spent)))
         self._ending: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._switching = asyncio.Lock()
         self._told = setup.models.revision
@@ -166,19 +155,20 @@ class Front:
         link.listen(handlers)
 
     async def run(self) -> None:
-        await self._wires.start()
-        background = [start(kept(work)) for work in (self._wires.files.run, give_back_free_memory, self._report)]
+        await self._listeners.start()
+        api = self._listeners.api
+        background = [start(kept(work)) for work in (api.files.run, give_back_free_memory, self._report)]
         freeze()
         self._passing.setblocking(False)
         asyncio.get_running_loop().add_reader(self._passing, self._take)
         self._link.tell(Kind.UP)
         limit_s = await self._ending
         self._take()
-        await self._wires.end(limit_s, self._link.fail_all)
+        await self._listeners.end(limit_s, self._link.fail_all)
         for task in background:
             task.cancel()
-        if self._wires.span_sender:
-            await asyncio.to_thread(self._wires.span_sender.close, TRACES_GRACE_S)
+        if api.span_sender:
+            await asyncio.to_thread(api.span_sender.close, TRACES_GRACE_S)
         self._tell_counts()
         self._log.flush()
 
@@ -200,7 +190,7 @@ class Front:
                 continue
             (descriptor,) = descriptors
             self._numbers[descriptor] = passed.number
-            listener = self._wires.http if passed.port == "http" else self._wires.grpc
+            listener = self._listeners.http if passed.port == "http" else self._listeners.grpc
             listener.adopt(socket.socket(fileno=descriptor), partial(self._closed, descriptor))
 
     def _closed(self, descriptor: int) -> None:
@@ -230,7 +220,7 @@ class Front:
         self._pipeline.followed.clear()
         models = msgspec.json.decode(payload, type=Models)
         self._told = models.revision
-        start(self._switch(models), partial(_end, self._log, 1))  # the core starts another process
+        start(self._switch(models), partial(_end, [self._log], 1))  # the core starts another process
 
     async def _switch(self, models: Models) -> None:
         """Serves other models, and waits until no request uses the old ones."""
@@ -274,38 +264,35 @@ class Front:
             self._tell_counts()
 
     def _tell_counts(self, number: int = 0) -> None:
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        now: dict[str, float] = {
-            catalogue.FRONT_CPU.name: used.ru_utime + used.ru_stime,
-            catalogue.LOG_LOST.name: self._log.lost,
-            catalogue.BUFFER_REFUSALS.name: self._budget.refusals,
-        }
-        now |= {catalogue.SPANS_DROPPED.name + why: count for why, count in self._wires.spans.dropped.items()}
-        more = {name: value - self._counted.get(name, 0.0) for name, value in now.items()}
-        self._counted = now
-        self._link.tell(Kind.COUNTS, FrontCounts(number, self._metrics.take(), more))
+        self._link.tell(Kind.COUNTS, FrontCounts(number, self._metrics.take()))
 
 
-def _end(log_writer: LogWriter, status: int) -> NoReturn:
-    log_writer.flush()
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _end(started: Sequence[LogWriter], status: int) -> NoReturn:
+    for log_writer in started:
+        log_writer.flush()
     os._exit(status)
 
 
 async def _main(core: socket.socket, passing: socket.socket, slots: SharedSlots) -> None:
     asyncio.get_running_loop().set_exception_handler(log_loop_error)
-    link = CoreLink()
-    link.on_end = partial(os._exit, 0)
+    started: list[LogWriter] = []
+    link = CoreLink(lambda: _end(started, 0))
     core.setblocking(False)
     await asyncio.get_running_loop().create_connection(lambda: link, sock=core)
     setup = msgspec.json.decode(await link.setup, type=Setup)
     log_writer = logs.start(setup.log_format, setup.log_level)
-    link.on_end = partial(_end, log_writer, 0)
+    started.append(log_writer)
     try:
         settings = Settings.restored(setup.settings)
         front = Front(link, passing, slots, setup, settings, log_writer)
     except (StartupError, CredentialsError, BundleError, OSError) as error:
         log.error("a front process cannot start: %s", error)  # noqa: TRY400  our sentence says it all
-        _end(log_writer, 1)
+        _end(started, 1)
     await front.run()
 
 

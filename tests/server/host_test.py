@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bertserve.export.engines import free_space
-from bertserve.serving.cgroups import cpu_quota, memory_left, memory_limit, oom_kills
-from bertserve.serving.host import available_cpus, can_busy_wait
+from bertserve.serving.host import available_cpus, can_busy_wait, cpu_quota, memory_left, memory_limit, oom_kills
 from tests.support.models import ROOT
 from tests.support.skips import excused
 
@@ -197,7 +196,7 @@ def group() -> Iterator[Path]:
 
 def test_a_process_in_a_real_group(group: Path) -> None:
     """What the kernel says of a process that was put into a group, with its quota set there and nowhere else."""
-    code = "from bertserve.serving import cgroups, host; print(cgroups.cpu_quota(), host.available_cpus())"
+    code = "from bertserve.serving import host; print(host.cpu_quota(), host.available_cpus())"
     command = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=True)
     assert done.stdout.split() == ["1.0", "1"]

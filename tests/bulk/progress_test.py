@@ -4,7 +4,7 @@ import io
 import sys
 from typing import TYPE_CHECKING
 
-from bertserve.serving.progress import ProgressLine
+from bertserve.serving.bulk.progress import ProgressLine
 
 if TYPE_CHECKING:
     import pytest
