@@ -65,9 +65,6 @@ class Core(Protocol):
     def is_present(self, model: ModelIndex) -> bool:
         """Whether the repository has a model, not only the previous generation of an engine."""
 
-    def tell_crowded(self) -> None:
-        """Tells fronts whether so much waits that a rejection is likely, when it changes."""
-
 
 class _Answered:
     """What the dispatcher tells that a request of a front is answered; see `dispatcher.Answered`.
@@ -150,7 +147,6 @@ class FrontLink(asyncio.Protocol):
                 self._write(pack_error(number, InternalError()))
         if holds:
             self._core.dispatcher.release()
-        self._core.tell_crowded()
 
     def _received(self, kind: Kind, number: int, payload: bytes) -> None:
         if kind is Kind.LEAVE:
@@ -178,12 +174,12 @@ class FrontLink(asyncio.Protocol):
         asking = msgspec.json.decode(payload, type=Asking)
         if asking.model is not None and self._has_moved(ModelIndex(asking.model), number):
             return
-        dispatcher, now = self._core.dispatcher, time.perf_counter()
+        admission, now = self._core.dispatcher.admission, time.perf_counter()
         try:
             if asking.model is None:
-                permit = dispatcher.reserve(asking.sizes[0], now)
+                permit = admission.reserve(asking.sizes[0], now)
             else:
-                permit = dispatcher.admit(
+                permit = admission.admit(
                     ModelIndex(asking.model),
                     asking.sizes,
                     longest=asking.longest,
@@ -192,7 +188,6 @@ class FrontLink(asyncio.Protocol):
                     priority=asking.priority,
                     now=now,
                 )
-                permit.expect(asking.sizes, asking.longest)
         except BertserveError as error:
             self._write(pack_error(number, error))
             return
@@ -208,23 +203,20 @@ class FrontLink(asyncio.Protocol):
             return
         running = unpack_running(payload)
         dispatcher, cache, texts = self._core.dispatcher, self._core.cache, running.texts
-        if permit is not None:
-            permit.expect_no_more()
-        elif cache is not None and (found := cache.recall(model, texts)) is not None:
-            self._write(self._packed(number, model, texts, found))
-            return
-        else:
-            lengths = [len(text.ids) for text in texts]
-            permit = dispatcher.admission.permit(model, lengths, running.arrival, running.timeout_ms, running.priority)
+        tokens = sum([len(text.ids) for text in texts])
+        if permit is None:
+            if cache is not None and (found := cache.recall(model, texts)) is not None:
+                self._write(self._packed(number, model, texts, found))
+                return
+            arrival, timeout_ms, priority = running.arrival, running.timeout_ms, running.priority
+            permit = dispatcher.permit(model, tokens, len(texts), arrival, timeout_ms, priority)
         try:
             if cache is None:
                 answered = _Answered(self, number, permit)
                 answered.request = dispatcher.start(permit, texts, answered)
                 self._running[number] = answered
                 return
-            if not permit.tokens:  # it may wait for a row of another request, which holds no tokens for it
-                tokens = sum([len(text.ids) for text in texts])
-                dispatcher.admission.take(permit, tokens, None, time.perf_counter())
+            permit.reserve(tokens, time.perf_counter())  # it may wait for a row of another request
         except Exception as error:
             permit.release()
             if not isinstance(error, BertserveError):
@@ -258,7 +250,6 @@ class FrontLink(asyncio.Protocol):
             frames.append(self._answer(each))
             self._end(each)
         self._write(b"".join(frames))
-        self._core.tell_crowded()
 
     def _answer(self, answered: _Answered) -> bytes:
         if answered.error is not None:

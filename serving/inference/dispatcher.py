@@ -168,7 +168,7 @@ class Dispatcher:
     ) -> None:
         self._scheduler = Scheduler(policy, limits, lambda item: self._miss(item.owner))
         self.admission = self._scheduler.admission
-        self.admit, self.reserve = self.admission.admit, self.admission.reserve
+        self.permit = self.admission.permit
         self._misses = {"queue": 0, "engine": 0, "finish": 0}
         self._bulk_misses = 0
         self._non_finite = 0
@@ -181,6 +181,29 @@ class Dispatcher:
         self._deadly = DeadlyTexts()
         self._requests: set[PendingRequest] = set()
         self._deadlines = DeadlineTimer()
+
+    async def admit(
+        self,
+        model: ModelIndex,
+        sizes: Sequence[int],
+        *,
+        longest: int | None,
+        arrival: float,
+        timeout_ms: float | None,
+        priority: int,
+    ) -> Permit:
+        return self.admission.admit(
+            model,
+            sizes,
+            longest=longest,
+            arrival=arrival,
+            timeout_ms=timeout_ms,
+            priority=priority,
+            now=self._clock(),
+        )
+
+    async def reserve(self, tokens: int) -> Permit:
+        return self.admission.reserve(tokens, self._clock())
 
     def missed(self, permit: Permit, where: str = "queue") -> DeadlineExceeded:
         """Counts a request whose deadline passed before its texts could be queued, or after the engine."""
@@ -217,11 +240,11 @@ class Dispatcher:
             raise deadly
         now = self._clock()
         lengths = [len(text.ids) for text in texts]
-        permit.confirm(lengths, now, at_once=not self._pumping)
+        permit.confirm(lengths, now)
         request = PendingRequest(permit.model, texts, lengths, now, future)
         request.priority, request.shortened = permit.priority, permit.shortened
         try:
-            assignment = self._scheduler.submit(request.items, permit, now)
+            assignment = self._scheduler.submit(request.items, permit, now, at_once=not self._pumping)
             self._requests.add(request)
             if assignment is not None:
                 self._run(assignment, now)

@@ -352,6 +352,7 @@ class ModelCosts:
         return answer
 
     def _computed_share(self, tokens: int) -> tuple[float, int, bool]:
+        tokens = max(1, tokens)
         most = max(1, self._max_batch_tokens // tokens) if self._batched else 1
         size = self.wide.worthwhile(tokens, most)
         wide = self.wide.batch_us(tokens, size) / size

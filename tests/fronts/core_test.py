@@ -46,7 +46,6 @@ class AtOnce:
     def __init__(self, fails_to_start: int = 0, fails_to_pack: int = 0) -> None:
         self.costs = [None]
         self.permits = 0
-        self.admission = SimpleNamespace(permit=self.permit)
         self.started = self.releases = 0
         self.fails_to_start = fails_to_start
         self.fails_to_pack = fails_to_pack
@@ -99,7 +98,6 @@ async def link_of(
         outputs={BATCHED: SPECS[BATCHED].outputs},
         padded=set(),
         is_present=lambda _: True,
-        tell_crowded=lambda: None,
     )
     ours, front = socket.socketpair()
     ours.setblocking(False)

@@ -79,9 +79,9 @@ def test_a_deadline_runs_while_a_request_waits_for_the_tokenizer() -> None:
         assert dispatcher.load().admitted_tokens == 512
         first.cancel()
         await asyncio.wait({first})
-        assert pipeline._tokenizer_turn.locked(), "its thread goes on, and no other begins beside it"
+        assert pipeline._tokenizing._turn.locked(), "its thread goes on, and no other begins beside it"
         tokenizer.go_on.set()
-        async with asyncio.timeout(30), pipeline._tokenizer_turn:
+        async with asyncio.timeout(30), pipeline._tokenizing._turn:
             pass
         assert dispatcher.load().admitted_tokens == 0
         assert dispatcher.load().wait_s == 0
