@@ -178,7 +178,7 @@ class EndToEndProof:
         way = WAYS[type(form.options)]
         way.check(form.options, model.manifest)
         encoded = question.encoded
-        if way.engineless(form.options, model.manifest):
+        if way.prepare((), form.options, model.manifest, None, None).engineless:
             return self._finished(question, [])
         missing = list({_key(text): text for text in encoded if _key(text) not in rows}.values())
         size = _BATCH if batched else 1
@@ -202,10 +202,8 @@ class EndToEndProof:
     def _read(self, form: Form, texts: Sequence[Text]) -> tuple[Sequence[TextInput], Sequence[EncodedText]]:
         """Texts with their prompt, and their tokens."""
         model, way = self._model, WAYS[type(form.options)]
-        inputs = model.prompted(texts, form.prompt)
+        inputs = way.prepare(texts, form.options, model.manifest, form.prompt, None).inputs
         try:
-            if way.encode is None:
-                return inputs, model.tokenizer.encode(inputs, truncate=True)
             return inputs, way.encode(model.tokenizer, inputs, form.options, truncate=True)
         except BertserveError as error:
             raise ExportError(

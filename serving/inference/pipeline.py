@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from bertserve.serving.lifecycle import Lifecycle
     from bertserve.serving.records import EncodedText, ModelIndex, TextInput, Truncate
     from bertserve.serving.settings import Settings
-    from bertserve.serving.tasks.base import Check, Way
+    from bertserve.serving.tasks.base import Check, TaskOptions, Way
 
 R = TypeVar("R")
 
@@ -58,7 +58,8 @@ class _Job(msgspec.Struct, Generic[A]):
     """A validated request on its way to its answer.
 
     Attributes:
-        sizes: Sizes of its inputs, in bytes.
+        inputs: As the model reads them, as are the options.
+        sizes: Sizes of the inputs, in bytes.
         cut: Whether inputs that are too long are truncated.
         texts: For the engine.
         tokens: Tokens of the texts.
@@ -70,6 +71,7 @@ class _Job(msgspec.Struct, Generic[A]):
     way: Way[Any, A]
     model: ServedModel
     inputs: Sequence[TextInput]
+    options: TaskOptions[A]
     sizes: Sequence[int]
     cut: Truncate
     texts: Sequence[EncodedText] = ()
@@ -81,11 +83,8 @@ class _Job(msgspec.Struct, Generic[A]):
 
     def encode(self, since: float) -> None:
         """Tokenizes the inputs; raises `InvalidRequest` if the answer would take too much memory."""
-        way, model, options = self.way, self.model, self.request.options
-        if way.encode is None:
-            self.texts = model.tokenizer.encode(self.inputs, truncate=self.cut)
-        else:
-            self.texts = way.encode(model.tokenizer, self.inputs, options, truncate=self.cut)
+        way, model, options = self.way, self.model, self.options
+        self.texts = way.encode(model.tokenizer, self.inputs, options, truncate=self.cut)
         self.tokens = sum([len(text.ids) for text in self.texts])
         if way.token_outputs:
             check_answer(self.tokens * way.token_numbers(options, model.manifest))
@@ -93,7 +92,7 @@ class _Job(msgspec.Struct, Generic[A]):
 
     def after_us(self) -> float:
         """Predicted time of finishing and of writing the numbers of the answer; 0 if it is short."""
-        way, options, model = self.way, self.request.options, self.model
+        way, options, model = self.way, self.options, self.model
         if not way.token_outputs and len(self.texts) <= _FEW_TEXTS:
             return 0.0
         us = 0.0
@@ -108,7 +107,7 @@ class _Job(msgspec.Struct, Generic[A]):
     def finish(self, check: Check = go_on) -> A:
         model, rows = self.model, self.rows.result()
         return self.way.finish(
-            Work(self.inputs, self.request.options, self.texts, rows, model.manifest, model.tokenizer, check)
+            Work(self.inputs, self.options, self.texts, rows, model.manifest, model.tokenizer, check)
         )
 
 
@@ -150,21 +149,14 @@ class Pipeline:
         if trace is not None:
             trace.model = model.name
         _check_count(request, self._settings.max_client_batch_size)
-        engineless = False
-        if way.for_side is not None:
-            request.options = way.for_side(request.options, request.input_type or request.prompt_name)
-            engineless = way.engineless(request.options, model.manifest)
-        way.check(request.options, model.manifest)
-        prompted: Callable[..., Sequence[TextInput]]
-        prompted = model.with_prompt_apart if way.prompt_apart else model.prompted
-        if way.prompts_by_side:
-            prompted = model.with_prompts_by_side
-        inputs = prompted(request.inputs, request.prompt_name, request.input_type)
-        if way.expand is not None:
-            inputs = way.expand(inputs, request.options)
+        facts = model.manifest
+        way.check(request.options, facts)
+        inputs, options, engineless = way.prepare(
+            request.inputs, request.options, facts, request.prompt_name, request.input_type
+        )
         cut = self._settings.auto_truncate if request.truncate is None else request.truncate
-        sizes = way.sizes_bytes(model.tokenizer, inputs, request.options, truncate=cut)
-        job = _Job(request, way, model, inputs, sizes, cut)
+        sizes = way.sizes_bytes(model.tokenizer, inputs, options, truncate=cut)
+        job = _Job(request, way, model, inputs, options, sizes, cut)
         self._users[model.index] += 1
         try:
             answer = await (self._looked_up(job) if engineless else self._computed(job))
@@ -253,7 +245,7 @@ class Pipeline:
         permit: Admitted = await self._dispatcher.admit(
             job.model.index,
             job.sizes,
-            longest=None if job.way.windows(request.options) else job.model.manifest.max_length,
+            longest=None if job.way.windows(job.options) else job.model.manifest.max_length,
             arrival=request.arrival,
             timeout_ms=request.timeout_ms,
             priority=request.priority or DEFAULT_PRIORITY,

@@ -92,10 +92,10 @@ def test_the_limit_of_an_encoder_holds_for_its_queries() -> None:
 def test_who_needs_no_engine() -> None:
     """Queries of models whose queries have weights; documents and other models do."""
     options = EmbedSparseOptions(query=True)
-    other: Any = SimpleNamespace(query_weights=False)
-    assert embed_sparse.engineless(options, FACTS)
-    assert not embed_sparse.engineless(EmbedSparseOptions(), FACTS)
-    assert not embed_sparse.engineless(options, other)
+    other: Any = SimpleNamespace(query_weights=False, default_prompt=None)
+    assert embed_sparse.prepare([], options, FACTS, None, None).engineless
+    assert not embed_sparse.prepare([], EmbedSparseOptions(), FACTS, None, None).engineless
+    assert not embed_sparse.prepare([], options, other, None, None).engineless
     with pytest.raises(InvalidRequest, match="at least 1"):
         embed_sparse.check(EmbedSparseOptions(top_k=0), FACTS)
 
