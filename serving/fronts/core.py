@@ -72,14 +72,11 @@ class _Answered:
     Answers are written together in the next turn of the event loop, so that the next batch starts first.
     """
 
-    __slots__ = ("_link", "error", "is_done", "number", "permit", "request")
+    __slots__ = ("_link", "error", "is_done", "number")
 
-    request: PendingRequest
-
-    def __init__(self, link: FrontLink, number: int, permit: Permit) -> None:
+    def __init__(self, link: FrontLink, number: int) -> None:
         self._link = link
         self.number = number
-        self.permit = permit
         self.error: BertserveError | None = None
         self.is_done = False
 
@@ -109,7 +106,7 @@ class FrontLink(asyncio.Protocol):
         self.on: dict[Kind, Callable[[bytes], None]] = {}
         self.on_end: Callable[[], None] = lambda: None
         self._admitted: dict[int, Permit] = {}
-        self._running: dict[int, _Answered] = {}
+        self._running: dict[int, tuple[_Answered, PendingRequest]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._ready: list[_Answered] = []
         self._loop = asyncio.get_running_loop()
@@ -212,9 +209,8 @@ class FrontLink(asyncio.Protocol):
             permit = dispatcher.permit(model, tokens, len(texts), arrival, timeout_ms, priority)
         try:
             if cache is None:
-                answered = _Answered(self, number, permit)
-                answered.request = dispatcher.start(permit, texts, answered)
-                self._running[number] = answered
+                answered = _Answered(self, number)
+                self._running[number] = answered, dispatcher.start(permit, texts, answered)
                 return
             permit.reserve(tokens, time.perf_counter())  # it may wait for a row of another request
         except Exception as error:
@@ -245,18 +241,16 @@ class FrontLink(asyncio.Protocol):
         ready, self._ready = self._ready, []
         frames = []
         for each in ready:
-            if self._running.pop(each.number, None) is None:
-                continue  # the front has left it
-            frames.append(self._answer(each))
-            self._end(each)
+            if (running := self._running.pop(each.number, None)) is not None:  # otherwise the front has left it
+                frames.append(self._answer(*running))
+                self._end(running[1])
         self._write(b"".join(frames))
 
-    def _answer(self, answered: _Answered) -> bytes:
+    def _answer(self, answered: _Answered, request: PendingRequest) -> bytes:
         if answered.error is not None:
             return pack_error(answered.number, answered.error)
-        request = answered.request
         try:
-            return self._packed(answered.number, request.model, [item.text for item in request.items], request)
+            return self._packed(answered.number, request.permit.model, request.texts, request)
         except Exception:  # the boundary of a request of a front
             log.exception("a request failed")
             return pack_error(answered.number, InternalError())
@@ -286,16 +280,16 @@ class FrontLink(asyncio.Protocol):
             permit.release()
         elif late:  # it has its rows
             self._core.dispatcher.count_miss(DEFAULT_PRIORITY, "finish")
-        if (answered := self._running.pop(number, None)) is not None:
+        if (running := self._running.pop(number, None)) is not None:
+            answered, request = running
             answered.is_done = True  # otherwise its texts are retried if their engine fails
-            self._end(answered)
+            self._end(request)
         if (task := self._tasks.pop(number, None)) is not None:
             task.cancel()
 
-    def _end(self, answered: _Answered) -> None:
-        self._core.dispatcher.end(answered.request)
-        del answered.request  # they form a cycle, which would keep the rows until the garbage collector runs
-        answered.permit.release()
+    def _end(self, request: PendingRequest) -> None:
+        self._core.dispatcher.end(request)
+        request.permit.release()
 
     # Calls.
 

@@ -290,8 +290,9 @@ class Scheduler:
 
     def _device_us(self, lane: int, us: float) -> float:
         """Time of the whole device that corresponds to time of a lane."""
-        lanes, policy = len(self.lanes.load), self.policy
-        return us if lanes == 1 or (lane == WIDE and not policy.apart) else us / (lanes - 1)
+        predictor = self.predictor
+        lanes = len(predictor.lanes.load)
+        return us if lanes == 1 or (lane == WIDE and not predictor.policy.apart) else us / (lanes - 1)
 
     def _count(self, assignment: Assignment, occupied_us: float) -> None:
         bulk, us = assignment.bulk, self._device_us(assignment.lane, occupied_us)

@@ -53,25 +53,24 @@ class AtOnce:
 
     def permit(self, *_: object) -> SimpleNamespace:
         self.permits += 1
-        return SimpleNamespace(release=self.release_permit)
+        return SimpleNamespace(model=0, release=self.release_permit)
 
     def release_permit(self) -> None:
         self.permits -= 1
 
-    def start(self, _: object, texts: list[EncodedText], answered: Any) -> Any:
+    def start(self, permit: object, texts: list[EncodedText], answered: Any) -> Any:
         self.started += 1
         if self.started == self.fails_to_start:
             raise RuntimeError("cannot start")
         answered.set_result(None)
-        items = [SimpleNamespace(text=text) for text in texts]
         rows: list[Any] = [(np.zeros(MIB // 4, np.float32),)] * len(texts)
         self.rows.append(weakref.ref(rows[0][0]))
         if self.started == self.fails_to_pack:
             rows = [None]
         return SimpleNamespace(
             future=answered,
-            model=0,
-            items=items,
+            permit=permit,
+            texts=texts,
             result=lambda: rows,
             queue_us=0.0,
             compute_us=0.0,

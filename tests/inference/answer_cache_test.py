@@ -65,9 +65,9 @@ class Instant(Dispatcher):
     def __init__(self, row: Row) -> None:
         self.row = row
 
-    async def run(self, permit: Permit, texts: Sequence[EncodedText]) -> PendingRequest:  # noqa: ARG002
+    async def run(self, permit: Permit, texts: Sequence[EncodedText]) -> PendingRequest:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        request = PendingRequest(BATCHED, texts, [len(one.ids) for one in texts], 0.0, future)
+        request = PendingRequest(permit, texts, 0.0, future)
         request.rows = [self.row] * len(texts)
         return request
 
