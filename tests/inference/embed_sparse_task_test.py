@@ -22,6 +22,7 @@ from bertserve.serving.tasks.embed_sparse import TASK, EmbedSparseOptions, Named
 
 WORDS = 40
 FACTS: Any = SimpleNamespace(
+    default_prompt=None,
     outputs=(TensorSpec("indices", "int32", (-1, 8)), TensorSpec("weights", "float32", (-1, 8))),
     query_weights=True,
     active=8,
