@@ -256,7 +256,7 @@ class FrontLink(asyncio.Protocol):
             return pack_error(answered.number, InternalError())
 
     def _packed(self, number: int, model: ModelIndex, texts: Sequence[EncodedText], rows: Rows) -> bytes:
-        found = rows.result()
+        found = rows.rows
         if model in self._core.padded:
             outputs = self._core.outputs[model]
             found = [unpadded(row, len(text.ids), outputs) for text, row in zip(texts, found, strict=True)]

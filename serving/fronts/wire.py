@@ -199,9 +199,6 @@ class Rows(NamedTuple):
     submitted: float
     cached: bool
 
-    def result(self) -> Sequence[Row]:
-        return self.rows
-
 
 class Running(msgspec.Struct, frozen=True):
     """A RUN frame."""

@@ -15,8 +15,12 @@ class Rows(Protocol):
     """The rows of a request's texts, and their timings; see `PendingRequest`.
 
     Attributes:
+        rows: The row of every output for each text.
         cached: Whether no engine computed any of them for this request.
     """
+
+    @property
+    def rows(self) -> Sequence[Row]: ...
 
     @property
     def cached(self) -> bool: ...
@@ -29,8 +33,6 @@ class Rows(Protocol):
 
     @property
     def submitted(self) -> float: ...
-
-    def result(self) -> Sequence[Row]: ...
 
 
 class Admitted(Protocol):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from bertserve.serving.engine.base import BatchOutput, Engine
     from bertserve.serving.errors import DeadlineExceeded
     from bertserve.serving.inference.deadline_timer import Deadline
-    from bertserve.serving.records import EncodedText, Row
+    from bertserve.serving.records import EncodedText
     from bertserve.serving.scheduling.admission import AdmissionLimits, Permit
     from bertserve.serving.scheduling.batcher import Assignment, Policy
     from bertserve.serving.scheduling.cost import ModelCosts
@@ -92,6 +92,7 @@ class PendingRequest:
     Its items refer to it. It does not refer to them, and so is free as soon as it is answered.
 
     Attributes:
+        rows: The row of every output for each text; valid when the future is done.
         queue_us: Longest wait of its texts for an engine.
         compute_us: Longest time an engine spent on one of its batches.
         started: Whether an engine has received any of its texts.
@@ -102,7 +103,7 @@ class PendingRequest:
     def __init__(self, permit: Permit, texts: Sequence[EncodedText], now: float, future: Answered) -> None:
         self.permit = permit
         self.texts = texts
-        self.rows: list[Row | None] = [None] * len(texts)
+        self.rows: list[Any] = [None] * len(texts)
         self.missing = len(texts)
         self.submitted = now
         self.queue_us = 0.0
@@ -110,11 +111,6 @@ class PendingRequest:
         self.started = False
         self.deadline: Deadline | None = None
         self.future = future
-
-    def result(self) -> list[Row]:
-        """The row of every output for each text; valid when the future is done."""
-        rows: list[Any] = self.rows
-        return rows
 
 
 class DispatcherBulkLoad(msgspec.Struct, frozen=True):

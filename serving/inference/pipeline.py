@@ -105,7 +105,7 @@ class _Job(msgspec.Struct, Generic[A]):
         return us if us >= _INLINE_US else 0.0
 
     def finish(self, check: Check = go_on) -> A:
-        model, rows = self.model, self.rows.result()
+        model, rows = self.model, self.rows.rows
         return self.way.finish(
             Work(self.inputs, self.options, self.texts, rows, model.manifest, model.tokenizer, check)
         )

@@ -88,12 +88,13 @@ class Permit:
         deadline: When its answer becomes useless; infinity for bulk work without a timeout.
         shortened: The end of an error message if the deadline is earlier than the client's timeout.
         tokens: Tokens held: the estimate, then the exact count.
+        behind_us: Work after the engine of other requests that its own waits for.
         demand: Set when it is confirmed.
         due: When the engine must have its answer: the deadline, less the time of the work after it.
     """
 
     __slots__ = (
-        *("_admission", "_behind_us", "_expected_us", "deadline", "demand", "due", "model", "pool", "priority"),
+        *("_admission", "_expected_us", "behind_us", "deadline", "demand", "due", "model", "pool", "priority"),
         *("shortened", "tokens"),
     )
 
@@ -104,7 +105,7 @@ class Permit:
         self.model = model
         self.priority = priority
         self.deadline = self.due = deadline
-        self._behind_us = 0.0
+        self.behind_us = 0.0
         self.shortened = ""
         self.tokens = 0
         self.demand: Demand | None = None
@@ -131,16 +132,11 @@ class Permit:
             deadline: The request's deadline from now on.
         """
         self.deadline, self.due = deadline, deadline - after_us / 1e6
-        self._behind_us = behind_us
+        self.behind_us = behind_us
 
     @property
     def after_us(self) -> float:
         return (self.deadline - self.due) * 1e6 if self.due < self.deadline else 0.0
-
-    def behind_s(self, now: float) -> float:
-        """Seconds of other requests' work after the engine, if that alone makes this one late; otherwise 0."""
-        late = self._behind_us and now + self._behind_us / 1e6 > self.due
-        return self._behind_us / 1e6 if late else 0.0
 
     def _expect(self, us: int) -> None:
         """Sets the work that predictions count while its texts wait for the tokenizer."""
@@ -280,9 +276,9 @@ class Admission:
                 f"the deadline cannot be met: this request takes about {least_ms:.1f} ms on an idle server,"
                 f" and {max(0.0, permit.deadline - now) * 1e3:.1f} ms are left{permit.shortened}"
             )
-        if behind_s := permit.behind_s(now):
+        if permit.behind_us and now + permit.behind_us / 1e6 > deadline:
             pool.refusals["predicted_late"] += 1
-            raise self._overloaded(_LATE, priority, now, behind_s)
+            raise self._overloaded(_LATE, priority, now, permit.behind_us / 1e6)
         if (
             demand is not None
             and not predictor.idle

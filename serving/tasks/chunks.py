@@ -17,7 +17,7 @@ from bertserve.serving.records import EncodedChunk
 from bertserve.serving.tasks import embed
 from bertserve.serving.tasks.base import TaskOptions, Way, all_tokens, checked, pairs_of, texts_of
 from bertserve.serving.tasks.embed import EmbedOptions
-from bertserve.serving.tasks.prompts import Prepared, default_prompt, find_prompt
+from bertserve.serving.tasks.prompts import Prepared, find_prompt
 from bertserve.serving.tasks.windows import USUAL_OVERLAP, by_input, chunk_ranges, merged, too_many_chunks
 
 if TYPE_CHECKING:
@@ -89,8 +89,10 @@ def prepare(
 ) -> Prepared[ChunkOptions]:
     """Pairs of the prompt and each text."""
     texts = texts_of(inputs)
-    chosen = prompt_name is not None or input_type is not None
-    prompt = find_prompt(facts, prompt_name, input_type) if chosen else default_prompt(facts)
+    if input_type is None and prompt_name is None:
+        prompt_name = facts.default_prompt
+    asked = input_type is not None or prompt_name is not None
+    prompt = find_prompt(facts, prompt_name, input_type) if asked else ""
     return Prepared([(prompt, text) for text in texts], options)
 
 

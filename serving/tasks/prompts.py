@@ -60,8 +60,10 @@ def prompted(
         InvalidRequest: The model has no such prompt, or an input is not a text although a prompt was requested.
     """
     if name is None and input_type is None:
-        default = default_prompt(facts)
-        return [default + value if isinstance(value, str) else value for value in inputs] if default else inputs
+        if facts.default_prompt is None:
+            return inputs
+        default = facts.prompts[facts.default_prompt]
+        return [default + value if isinstance(value, str) else value for value in inputs]
     prompt = find_prompt(facts, name, input_type)
     if name is None and not prompt:
         return inputs
@@ -71,11 +73,6 @@ def prompted(
             f"`{'input_type' if name is None else 'prompt_name'}` needs texts as inputs, not token IDs"
         )
     return texts
-
-
-def default_prompt(facts: Facts) -> str:
-    """The prefix of each text if a request names no prompt; may be empty."""
-    return "" if facts.default_prompt is None else facts.prompts[facts.default_prompt]
 
 
 def has_sides(facts: Facts) -> bool:

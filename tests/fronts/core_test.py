@@ -71,7 +71,7 @@ class AtOnce:
             future=answered,
             permit=permit,
             texts=texts,
-            result=lambda: rows,
+            rows=rows,
             queue_us=0.0,
             compute_us=0.0,
             submitted=0.0,
