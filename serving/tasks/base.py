@@ -16,7 +16,7 @@ import numpy as np
 
 from bertserve.serving.errors import InvalidRequest, quoted
 from bertserve.serving.records import IDS, MASK, POSITIONS, TYPES, TensorSpec
-from bertserve.serving.tasks.prompts import Prepared, prepare
+from bertserve.serving.tasks.prompts import Prepared, Prompts, prepare
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -44,17 +44,9 @@ class TaskOptions(msgspec.Struct, Generic[A], frozen=True):
     """What a request may change about its answer. The class of the options selects the task."""
 
 
-class Facts(Protocol):
+class Facts(Prompts, Protocol):
     """What a task may know about a model. A manifest implements and documents it."""
 
-    @property
-    def task(self) -> str: ...
-    @property
-    def embeds(self) -> bool: ...
-    @property
-    def prompts(self) -> Mapping[str, str]: ...
-    @property
-    def default_prompt(self) -> str | None: ...
     @property
     def hidden_size(self) -> int: ...
     @property

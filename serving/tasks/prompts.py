@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from bertserve.serving.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from bertserve.serving.records import TextInput
-    from bertserve.serving.tasks.base import Facts
 
 O = TypeVar("O")  # noqa: E741  the options
 S = TypeVar("S", bound=msgspec.Struct)
@@ -23,6 +22,19 @@ QUERIES = ("query", "search_query")
 _DOCUMENTS = ("document", "passage", "corpus", "search_document")
 _SIDES = (QUERIES, _DOCUMENTS)
 """Names of prompts for the two sides of a search; the first match wins."""
+
+
+class Prompts(Protocol):
+    """What a model's manifest tells of its prompts; see `Facts`."""
+
+    @property
+    def task(self) -> str: ...
+    @property
+    def embeds(self) -> bool: ...
+    @property
+    def prompts(self) -> Mapping[str, str]: ...
+    @property
+    def default_prompt(self) -> str | None: ...
 
 
 class Prepared(NamedTuple, Generic[O]):
@@ -38,7 +50,7 @@ class Prepared(NamedTuple, Generic[O]):
 
 
 def prepare(
-    inputs: Sequence[TextInput], options: O, facts: Facts, prompt_name: str | None, input_type: str | None
+    inputs: Sequence[TextInput], options: O, facts: Prompts, prompt_name: str | None, input_type: str | None
 ) -> Prepared[O]:
     """Puts a prompt before each text; raises `InvalidRequest` as `prompted`."""
     return Prepared(prompted(inputs, facts, prompt_name, input_type), options)
@@ -50,7 +62,7 @@ def for_side(options: S, side: str | None) -> S:
 
 
 def prompted(
-    inputs: Sequence[TextInput], facts: Facts, name: str | None, input_type: str | None
+    inputs: Sequence[TextInput], facts: Prompts, name: str | None, input_type: str | None
 ) -> Sequence[TextInput]:
     """Texts with one of the model's prompts as a prefix: the requested one, or the default.
 
@@ -75,12 +87,12 @@ def prompted(
     return texts
 
 
-def has_sides(facts: Facts) -> bool:
+def has_sides(facts: Prompts) -> bool:
     """Whether a model has prompts for queries or documents."""
     return not {own.casefold() for own in facts.prompts}.isdisjoint(QUERIES + _DOCUMENTS)
 
 
-def find_prompt(facts: Facts, name: str | None, input_type: str | None) -> str:
+def find_prompt(facts: Prompts, name: str | None, input_type: str | None) -> str:
     """The prompt of a name, or the one for an input type; one of them is given.
 
     A model without prompts treats all inputs alike. If only queries or only documents have a prompt, the other side has
