@@ -246,7 +246,10 @@ class Dispatcher:
         lengths = [len(text.ids) for text in texts]
         permit.confirm(lengths, now)
         request = PendingRequest(permit, texts, now, future)
-        items = list(map(WorkItem, repeat(permit.model), texts, lengths, repeat(request), count()))
+        if len(texts) == 1:
+            items = [WorkItem(permit.model, texts[0], lengths[0], request, 0)]
+        else:
+            items = list(map(WorkItem, repeat(permit.model), texts, lengths, repeat(request), count()))
         try:
             assignment = self._scheduler.submit(items, permit, now, at_once=self._choice is _Choice.FREE)
             self._requests[request] = items
