@@ -174,7 +174,7 @@ class EndToEndProof:
         way = WAYS[type(variant.options)]
         way.check(variant.options, model.manifest)
         encoded = question.encoded
-        if way.engineless(variant.options, model.manifest):
+        if way.prepare((), variant.options, model.manifest, None, None).engineless:
             return self._finish(question, [])
         missing = list({_key(text): text for text in encoded if _key(text) not in rows}.values())
         size = _BATCH if batched else 1
@@ -198,10 +198,8 @@ class EndToEndProof:
     def _read(self, variant: Variant, texts: Sequence[Text]) -> tuple[Sequence[TextInput], Sequence[EncodedText]]:
         """Texts with their prompt, and their tokens."""
         model, way = self._model, WAYS[type(variant.options)]
-        inputs = model.prompted(texts, variant.prompt)
+        inputs = way.prepare(texts, variant.options, model.manifest, variant.prompt, None).inputs
         try:
-            if way.encode is None:
-                return inputs, model.tokenizer.encode(inputs, truncate=True)
             return inputs, way.encode(model.tokenizer, inputs, variant.options, truncate=True)
         except BertserveError as error:
             raise ExportError(

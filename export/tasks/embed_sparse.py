@@ -16,8 +16,8 @@ from bertserve.export.tasks.libraries.answers import FEW, MANY, NEAR, Answer, Va
 from bertserve.export.tasks.libraries.sentences import BATCH
 from bertserve.export.tasks.limits import limits_for
 from bertserve.serving.records import MASK
-from bertserve.serving.tasks.base import QUERIES
 from bertserve.serving.tasks.embed_sparse import EmbedSparseOptions, of_tokens
+from bertserve.serving.tasks.prompts import QUERIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

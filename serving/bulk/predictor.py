@@ -46,9 +46,10 @@ if TYPE_CHECKING:
 
     from bertserve.serving.engine.base import Runner
     from bertserve.serving.inference.served_models import ServedModel
-    from bertserve.serving.records import EncodedText, Row, TextInput
+    from bertserve.serving.records import EncodedText, Row
     from bertserve.serving.rollout.engine_choice import Choice
     from bertserve.serving.tasks.base import TaskOptions
+    from bertserve.serving.tasks.prompts import Prepared
 
 TOKENS_ON_A_CPU, TOKENS_ON_A_GPU = 256, 16_384
 """Padded tokens of a batch."""
@@ -121,13 +122,14 @@ class Model:
             self._task = TASKS[self.task]
             self._way = self._task.way
             self.options, self.ignored = self._read(options or {})
-            # An explicit side goes before that of the prompt, as with `encode_query(..., prompt_name=...)`.
-            if self._way.for_side is not None and (options or {}).get("query") is None:
-                self.options = self._way.for_side(self.options, prompt_name)
             self._way.check(self.options, self.served.manifest)
-            self.engineless = self._way.engineless(self.options, self.served.manifest)
             self._prompt_name = prompt_name
-            self._prompted("text")
+            _, prepared, self.engineless = self._prepared("text")
+            # An explicit side goes before that of the prompt, as with `encode_query(..., prompt_name=...)`.
+            if (options or {}).get("query") is None:
+                self.options = prepared
+            else:
+                self.engineless = self._way.prepare((), self.options, self.served.manifest, None, None).engineless
         except pydantic.ValidationError as error:
             first = error.errors()[0]
             raise BatchError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", exit_code=2) from error
@@ -170,26 +172,27 @@ class Model:
         Raises:
             InvalidRequest: It is not a text or pair of texts, or too long.
         """
-        inputs = self._prompted(value)
+        inputs = self._prepared(value).inputs
         tokenizer = self.served.tokenizer
         self._way.sizes_bytes(tokenizer, inputs, self.options, truncate=self._truncate)
-        if self._way.encode is None:
-            return tokenizer.encode(inputs, truncate=self._truncate)
         return self._way.encode(tokenizer, inputs, self.options, truncate=self._truncate)
 
     def finish(self, value: object, texts: Sequence[EncodedText], rows: Sequence[Row]) -> Prediction:
         """The answer to a row from the engine's answers to its texts."""
         served = self.served
-        work: Work[Any] = Work(self._prompted(value), self.options, texts, rows, served.manifest, served.tokenizer)
+        work: Work[Any] = Work(
+            self._prepared(value).inputs, self.options, texts, rows, served.manifest, served.tokenizer
+        )
         try:
             return Prediction(self._way.finish(work)[0], tokens=sum(len(text.ids) for text in texts))
         except InvalidRequest as error:
             return _rejected(error)
 
-    def _prompted(self, value: object) -> Sequence[TextInput]:
+    def _prepared(self, value: object) -> Prepared[Any]:
         texts = value if isinstance(value, tuple) else (value,)
         is_query = self._prompt_name is None and getattr(self.options, "query", False)
-        return self.served.prompted([text_of(texts)], self._prompt_name, "query" if is_query else None)
+        side = "query" if is_query else None
+        return self._way.prepare([text_of(texts)], self.options, self.served.manifest, self._prompt_name, side)
 
 
 class Predictor:

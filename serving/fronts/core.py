@@ -63,9 +63,6 @@ class Core(Protocol):
     def is_present(self, model: ModelIndex) -> bool:
         """Whether the repository has a model, not only the previous generation of an engine."""
 
-    def tell_crowded(self) -> None:
-        """Tells fronts whether so much waits that a rejection is likely, when it changes."""
-
 
 class _Answered:
     """What the dispatcher tells that a request of a front is answered; see `dispatcher.Answered`.
@@ -73,14 +70,11 @@ class _Answered:
     Answers are written together in the next turn of the event loop, so that the next batch starts first.
     """
 
-    __slots__ = ("_link", "error", "is_done", "number", "permit", "request")
+    __slots__ = ("_link", "error", "is_done", "number")
 
-    request: PendingRequest
-
-    def __init__(self, link: FrontLink, number: int, permit: Permit) -> None:
+    def __init__(self, link: FrontLink, number: int) -> None:
         self._link = link
         self.number = number
-        self.permit = permit
         self.error: BertserveError | None = None
         self.is_done = False
 
@@ -114,7 +108,7 @@ class FrontLink(asyncio.Protocol):
         self._on_end = on_end
         self._frames = FrameReader(KINDS)
         self._admitted: dict[int, Permit] = {}
-        self._running: dict[int, _Answered] = {}
+        self._running: dict[int, tuple[_Answered, PendingRequest]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._ready: list[_Answered] = []
         self._loop = asyncio.get_running_loop()
@@ -152,7 +146,6 @@ class FrontLink(asyncio.Protocol):
                 self._write(pack_error(number, InternalError()))
         if holds:
             self._core.dispatcher.release()
-        self._core.tell_crowded()
 
     def _received(self, kind: Kind, number: int, payload: bytes) -> None:
         if kind is Kind.LEAVE:
@@ -180,12 +173,12 @@ class FrontLink(asyncio.Protocol):
         asking = msgspec.json.decode(payload, type=Asking)
         if asking.model is not None and self._has_moved(ModelIndex(asking.model), number):
             return
-        dispatcher, now = self._core.dispatcher, time.perf_counter()
+        admission, now = self._core.dispatcher.admission, time.perf_counter()
         try:
             if asking.model is None:
-                permit = dispatcher.reserve(asking.sizes[0], now)
+                permit = admission.reserve(asking.sizes[0], now)
             else:
-                permit = dispatcher.admit(
+                permit = admission.admit(
                     ModelIndex(asking.model),
                     asking.sizes,
                     longest=asking.longest,
@@ -194,7 +187,6 @@ class FrontLink(asyncio.Protocol):
                     priority=asking.priority,
                     now=now,
                 )
-                permit.expect(asking.sizes, asking.longest)
         except BertserveError as error:
             self._write(pack_error(number, error))
             return
@@ -210,23 +202,19 @@ class FrontLink(asyncio.Protocol):
             return
         running = unpack_running(payload)
         dispatcher, cache, texts = self._core.dispatcher, self._core.cache, running.texts
-        if permit is not None:
-            permit.expect_no_more()
-        elif cache is not None and (found := cache.recall(model, texts)) is not None:
-            self._write(self._packed(number, model, texts, found))
-            return
-        else:
-            lengths = [len(text.ids) for text in texts]
-            permit = dispatcher.admission.permit(model, lengths, running.arrival, running.timeout_ms, running.priority)
+        tokens = sum([len(text.ids) for text in texts])
+        if permit is None:
+            if cache is not None and (found := cache.recall(model, texts)) is not None:
+                self._write(self._packed(number, model, texts, found))
+                return
+            arrival, timeout_ms, priority = running.arrival, running.timeout_ms, running.priority
+            permit = dispatcher.permit(model, tokens, len(texts), arrival, timeout_ms, priority)
         try:
             if cache is None:
-                answered = _Answered(self, number, permit)
-                answered.request = dispatcher.start(permit, texts, answered)
-                self._running[number] = answered
+                answered = _Answered(self, number)
+                self._running[number] = answered, dispatcher.start(permit, texts, answered)
                 return
-            if not permit.tokens:  # it may wait for a row of another request, which holds no tokens for it
-                tokens = sum([len(text.ids) for text in texts])
-                dispatcher.admission.take(permit, tokens, None, time.perf_counter())
+            permit.reserve(tokens, time.perf_counter())  # it may wait for a row of another request
         except Exception as error:
             permit.release()
             if not isinstance(error, BertserveError):
@@ -255,25 +243,22 @@ class FrontLink(asyncio.Protocol):
         ready, self._ready = self._ready, []
         frames = []
         for each in ready:
-            if self._running.pop(each.number, None) is None:
-                continue  # the front has left it
-            frames.append(self._answer(each))
-            self._end(each)
+            if (running := self._running.pop(each.number, None)) is not None:  # otherwise the front has left it
+                frames.append(self._answer(*running))
+                self._end(running[1])
         self._write(b"".join(frames))
-        self._core.tell_crowded()
 
-    def _answer(self, answered: _Answered) -> bytes:
+    def _answer(self, answered: _Answered, request: PendingRequest) -> bytes:
         if answered.error is not None:
             return pack_error(answered.number, answered.error)
-        request = answered.request
         try:
-            return self._packed(answered.number, request.model, [item.text for item in request.items], request)
+            return self._packed(answered.number, request.permit.model, request.texts, request)
         except Exception:  # the boundary of a request of a front
             log.exception("a request failed")
             return pack_error(answered.number, InternalError())
 
     def _packed(self, number: int, model: ModelIndex, texts: Sequence[EncodedText], rows: Rows) -> bytes:
-        found = rows.result()
+        found = rows.rows
         if model in self._core.padded:
             outputs = self._core.outputs[model]
             found = [unpadded(row, len(text.ids), outputs) for text, row in zip(texts, found, strict=True)]
@@ -297,16 +282,16 @@ class FrontLink(asyncio.Protocol):
             permit.release()
         elif late:  # it has its rows
             self._core.dispatcher.count_miss(DEFAULT_PRIORITY, "finish")
-        if (answered := self._running.pop(number, None)) is not None:
+        if (running := self._running.pop(number, None)) is not None:
+            answered, request = running
             answered.is_done = True  # otherwise its texts are retried if their engine fails
-            self._end(answered)
+            self._end(request)
         if (task := self._tasks.pop(number, None)) is not None:
             task.cancel()
 
-    def _end(self, answered: _Answered) -> None:
-        self._core.dispatcher.end(answered.request)
-        del answered.request  # they form a cycle, which would keep the rows until the garbage collector runs
-        answered.permit.release()
+    def _end(self, request: PendingRequest) -> None:
+        self._core.dispatcher.end(request)
+        request.permit.release()
 
     # Calls.
 

@@ -110,7 +110,6 @@ class Front:
         log_writer: LogWriter,
     ) -> None:
         self._link = link
-        link.caches = settings.response_cache_mb > 0
         self._passing = passing
         self._log = log_writer
         self._metrics = Metrics()
@@ -145,7 +144,6 @@ class Front:
         handlers = {
             Kind.STATE: self._state_changed,
             Kind.MODELS: self._models_changed,
-            Kind.CROWDED: self._crowded_changed,
             Kind.COUNT: lambda payload: self._tell_counts(msgspec.json.decode(payload, type=int)),
             Kind.FIND_IDLE: lambda _: self._tell_idle(),
             Kind.CLOSE_IDLE: self._close_idle,
@@ -212,9 +210,6 @@ class Front:
     def _state_changed(self, payload: bytes) -> None:
         now = msgspec.json.decode(payload, type=StateNow)
         self._lifecycle.mirror(now.state, accepting=now.accepting)
-
-    def _crowded_changed(self, payload: bytes) -> None:
-        self._link.crowded = msgspec.json.decode(payload, type=bool)
 
     def _models_changed(self, payload: bytes) -> None:
         self._pipeline.followed.clear()

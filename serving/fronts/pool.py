@@ -247,7 +247,6 @@ class FrontPool:
         self._numbers = 0
         self._ending = False
         self._has_changed = asyncio.Event()
-        self._crowded = False
         self.revision = 0
         self._left_at: dict[ModelIndex, int] = {}
         self.outputs: dict[ModelIndex, Sequence[TensorSpec]] = {}
@@ -305,7 +304,6 @@ class FrontPool:
                 await asyncio.sleep(_PAUSE_S)
                 continue
             front.set_up(self._setup(slot))
-            front.link.tell(Kind.CROWDED, self._crowded)
             for debt in debts.present():
                 front.link.tell(Kind.DEBT, debt)
             self._fronts.append(front)
@@ -404,12 +402,6 @@ class FrontPool:
 
     def is_present(self, model: ModelIndex) -> bool:
         return model in self.outputs and model not in self._left_at
-
-    def tell_crowded(self) -> None:
-        crowded = self.dispatcher.admission.predictor.crowded
-        if crowded is not self._crowded:
-            self._crowded = crowded
-            self._tell_all(Kind.CROWDED, crowded)
 
     def changed(self) -> None:
         self._has_changed.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 
@@ -46,23 +46,14 @@ class ModelMoved(Exception):
 class RemotePermit:
     """Stands for the `Permit` that the core holds for a request.
 
-    Short requests ask for none: the core admits them together with their texts. While it is crowded, and before texts
-    are tokenized in a thread, the front asks first.
+    Attributes:
+        admitted: Whether the core holds it already. Otherwise the core admits the request together with its texts.
     """
 
     def __init__(
-        self,
-        core: CoreLink,
-        model: ModelIndex | None,
-        sizes: Sequence[int],
-        longest: int | None = None,
-        arrival: float = 0.0,
-        timeout_ms: float | None = None,
-        priority: int = DEFAULT_PRIORITY,
+        self, core: CoreLink, model: ModelIndex | None, arrival: float, timeout_ms: float | None, priority: int
     ) -> None:
-        """Takes the arguments of `Admission.admit`; without a model, `sizes` holds that of `reserve`."""
         self._core = core
-        self._asked = model, sizes, longest
         self.number = core.new_number()
         self.model = ModelIndex(-1) if model is None else model
         self.arrival = arrival
@@ -70,37 +61,17 @@ class RemotePermit:
         self.priority = priority
         self.deadline = math.inf
         self.shortened = ""
-        self.tokens = 0
         self.admitted = False
 
-    def must_ask(self, *, short: bool) -> bool:
-        return not self.admitted and (not short or (self._core.crowded and not self._core.caches))
-
-    async def ask(self) -> None:
-        """Raises the errors of `Admission.admit`."""
-        model, sizes, longest = self._asked
-        asking = Asking(model, list(sizes), longest, self.arrival, self.timeout_ms, self.priority)
-        answer = await self._core.answer(self.number, pack_json(Kind.ASK, asking, number=self.number))
-        admitted = msgspec.json.decode(answer, type=AdmittedUntil)
-        self.admitted = True
-        self.deadline = math.inf if admitted.deadline is None else admitted.deadline
-        self.shortened = admitted.shortened
-
-    def expect(self, sizes: Sequence[int], longest: int | None) -> None:
-        """Does nothing: the core expects the work of each request that it admits before its texts are tokenized."""
-
-    def expect_no_more(self) -> None:
-        """Does nothing, as `expect`."""
+    def reserve(self, tokens: int, now: float) -> None:
+        """Does nothing: only the core caches answers."""
 
     def add_after(self, after_us: float, behind_us: float, deadline: float) -> None:
         """As `Permit.add_after`; the request has been admitted."""
         self.deadline = deadline
         self._core.send(Kind.AFTER, AFTER.pack(after_us, behind_us, deadline), self.number)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def release(self) -> None:
         if self.admitted:
             self.leave()
 
@@ -122,14 +93,11 @@ class CoreLink(asyncio.Protocol):
     """The socket to the core process.
 
     Attributes:
-        crowded: Whether so much waits in the core that it may reject a request.
-        caches: Whether the core caches answers. It admits a short request only after a look for its answer.
         setup: The first frame.
     """
 
     def __init__(self, on_end: Callable[[], object]) -> None:
         """`on_end` is called when the core has ended."""
-        self.crowded = self.caches = False
         self._on: Mapping[Kind, Callable[[bytes], None]] | None = None
         self._early: list[tuple[Kind, bytes]] = []
         self.setup: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -140,29 +108,45 @@ class CoreLink(asyncio.Protocol):
 
     # The `Device` of the pipeline.
 
-    def admit(
+    def permit(
         self,
         model: ModelIndex,
-        sizes: Sequence[int],
-        *,
-        longest: int | None,
+        tokens: int,  # noqa: ARG002  the core counts them
+        texts: int,  # noqa: ARG002
         arrival: float,
         timeout_ms: float | None,
         priority: int,
-        now: float,  # noqa: ARG002  the core's
     ) -> RemotePermit:
-        return RemotePermit(self, model, sizes, longest, arrival, timeout_ms, priority)
+        return RemotePermit(self, model, arrival, timeout_ms, priority)
 
-    def reserve(self, tokens: int, now: float) -> RemotePermit:  # noqa: ARG002  the core's
-        return RemotePermit(self, None, [tokens])
+    async def admit(
+        self,
+        model: ModelIndex | None,
+        sizes: Sequence[int],
+        *,
+        longest: int | None = None,
+        arrival: float = 0.0,
+        timeout_ms: float | None = None,
+        priority: int = DEFAULT_PRIORITY,
+    ) -> RemotePermit:
+        """As `Admission.admit`, which the core calls; without a model, as `reserve` with `sizes` as tokens."""
+        permit = RemotePermit(self, model, arrival, timeout_ms, priority)
+        asking = Asking(model, list(sizes), longest, arrival, timeout_ms, priority)
+        answer = await self.answer(permit.number, pack_json(Kind.ASK, asking, number=permit.number))
+        until = msgspec.json.decode(answer, type=AdmittedUntil)
+        permit.admitted = True
+        permit.deadline = math.inf if until.deadline is None else until.deadline
+        permit.shortened = until.shortened
+        return permit
+
+    async def reserve(self, tokens: int) -> RemotePermit:
+        return await self.admit(None, [tokens])
 
     async def run(self, permit: RemotePermit, texts: Sequence[EncodedText]) -> Rows:
         """As `Dispatcher.run`."""
         frame = pack_run(permit.number, permit.model, texts, permit.arrival, permit.timeout_ms, permit.priority)
         permit.admitted = False  # the core's request holds it from now on
-        rows = cast("Rows", await self.answer(permit.number, frame))
-        permit.tokens = sum([len(text.ids) for text in texts])
-        return rows
+        return cast("Rows", await self.answer(permit.number, frame))
 
     def missed(self, permit: RemotePermit, where: str = "queue") -> DeadlineExceeded:  # noqa: ARG002  the core knows
         permit.leave(late=True)

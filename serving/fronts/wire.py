@@ -4,7 +4,8 @@
     RUN       := arrival f64 | timeout_ms f64, NaN for none | priority u64 | texts as in RUN there
     ROWS      := queue_us f64 | compute_us f64 | submitted f64 | cached u32 | texts u32 | outputs u32 | pad u32
                  | for each output: dtype u32 | ndim u32 | dims u32[texts x ndim] | data
-    ASK       := JSON `Asking`; answered by ADMITTED (JSON) or ERROR: admission before texts are tokenized
+    ASK       := JSON `Asking`; answered by ADMITTED (JSON) or ERROR: admission of texts that wait for the tokenizer,
+                 and of those with work after the engine
     LEAVE     := u8, 1 if the deadline has passed: the front waits no longer for a request, or returns its admission
     AFTER     := after_us f64 | behind_us f64 | deadline f64: the arguments of `Permit.add_after`, for an admission
     ERROR     := JSON [name of the class, its attributes]
@@ -75,7 +76,6 @@ class Kind(IntEnum):
     FIND_IDLE = 42
     CLOSE_IDLE = 43
     END = 44
-    CROWDED = 45
     MOVED = 46
 
     DEBT = 64
@@ -195,9 +195,6 @@ class Rows(NamedTuple):
     compute_us: float
     submitted: float
     cached: bool
-
-    def result(self) -> Sequence[Row]:
-        return self.rows
 
 
 class Running(msgspec.Struct, frozen=True):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from bertserve.serving.errors import BertserveError
-from bertserve.serving.tasks import TASKS, WAYS
+from bertserve.serving.errors import BertserveError, InvalidRequest
+from bertserve.serving.tasks import WAYS
 from bertserve.serving.tasks.base import Work
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from bertserve.serving.inference.tokenizer import TextTokenizer
     from bertserve.serving.models.manifest import Manifest
-    from bertserve.serving.records import EncodedText, Row
+    from bertserve.serving.records import EncodedText, Row, TextInput
     from bertserve.serving.tasks.base import TaskOptions, Way
 
 _RUNS = 3
@@ -79,17 +79,22 @@ def unit_us(manifest: Manifest, tokenizer: TextTokenizer) -> dict[type[TaskOptio
 def _measured(way: Way[Any, Any], manifest: Manifest, tokenizer: TextTokenizer) -> float:
     options = way.options()
     way.check(options, manifest)
-    is_pair = way.prompts_by_side or way.prompt_apart or 1 not in TASKS[way.task or ""].texts
-    inputs = [("" if way.prompt_apart else _QUERY, _TEXT) if is_pair else _TEXT]
-    if way.encode is None:
-        texts: Sequence[EncodedText] = tokenizer.encode(inputs, truncate=True)
-    else:
-        texts = way.encode(tokenizer, inputs, options, truncate=True)
+    try:
+        inputs, texts = _read(way, _TEXT, manifest, tokenizer)
+    except InvalidRequest:
+        inputs, texts = _read(way, (_QUERY, _TEXT), manifest, tokenizer)
     random = np.random.default_rng(0)
     rows = [_row(manifest, len(text.ids), random) for text in texts]
     work = Work(inputs, options, texts, rows, manifest, tokenizer)
     units = way.after(inputs, [len(text.ids) for text in texts], options, manifest) if way.after else 0
     return _least_us(lambda: way.finish(work)) / max(1, units)
+
+
+def _read(
+    way: Way[Any, Any], value: TextInput, manifest: Manifest, tokenizer: TextTokenizer
+) -> tuple[Sequence[TextInput], Sequence[EncodedText]]:
+    inputs, options, _ = way.prepare([value], way.options(), manifest, None, None)
+    return inputs, way.encode(tokenizer, inputs, options, truncate=True)
 
 
 def _row(manifest: Manifest, tokens: int, random: np.random.Generator) -> Row:

@@ -36,9 +36,6 @@ class CachedRows(NamedTuple):
     submitted: float = 0.0
     cached: bool = True
 
-    def result(self) -> Sequence[Row]:
-        return self.rows
-
 
 class _Claim:
     """A text that one request computes and others may wait for.
@@ -126,7 +123,7 @@ class AnswerCache:
             }
             if mine := {key: by_key[key] for key in missing if key not in others}:
                 pending = await self._computed(mine, dispatcher, permit, outputs)
-                rows.update(zip(mine, pending.result(), strict=True))
+                rows.update(zip(mine, pending.rows, strict=True))
                 queue_us, compute_us = max(queue_us, pending.queue_us), max(compute_us, pending.compute_us)
                 submitted, cached = submitted or pending.submitted, False
                 self.texts["miss"] += len(mine)
@@ -154,7 +151,7 @@ class AnswerCache:
         self._computing.update(claims)
         try:
             pending = await dispatcher.run(permit, list(texts.values()))
-            for (key, claim), length, row in zip(claims.items(), lengths, pending.result(), strict=True):
+            for (key, claim), length, row in zip(claims.items(), lengths, pending.rows, strict=True):
                 own = _own(row, length, outputs)
                 if generation == self._generation:
                     self._rows.set(key, own)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from bertserve.serving.errors import DeadlineExceeded
     from bertserve.serving.records import EncodedText, ModelIndex, Row
@@ -15,8 +15,12 @@ class Rows(Protocol):
     """The rows of a request's texts, and their timings; see `PendingRequest`.
 
     Attributes:
+        rows: The row of every output for each text.
         cached: Whether no engine computed any of them for this request.
     """
+
+    @property
+    def rows(self) -> Sequence[Row]: ...
 
     @property
     def cached(self) -> bool: ...
@@ -29,8 +33,6 @@ class Rows(Protocol):
 
     @property
     def submitted(self) -> float: ...
-
-    def result(self) -> Sequence[Row]: ...
 
 
 class Admitted(Protocol):
@@ -45,22 +47,11 @@ class Admitted(Protocol):
     @property
     def model(self) -> ModelIndex: ...
 
-    @property
-    def tokens(self) -> int: ...
-
-    def must_ask(self, *, short: bool) -> bool: ...
-
-    async def ask(self) -> None: ...
-
-    def expect(self, sizes: Sequence[int], longest: int | None) -> None: ...
-
-    def expect_no_more(self) -> None: ...
+    def reserve(self, tokens: int, now: float) -> None: ...
 
     def add_after(self, after_us: float, behind_us: float, deadline: float) -> None: ...
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
+    def release(self) -> None: ...
 
 
 P = TypeVar("P", bound=Admitted)
@@ -69,12 +60,24 @@ P = TypeVar("P", bound=Admitted)
 class Device(Protocol[P]):
     """See the module."""
 
-    @property
-    def admit(self) -> Callable[..., P]:
+    def permit(
+        self, model: ModelIndex, tokens: int, texts: int, arrival: float, timeout_ms: float | None, priority: int
+    ) -> P:
+        """See `Admission.permit`; `run` admits the request."""
+
+    async def admit(
+        self,
+        model: ModelIndex,
+        sizes: Sequence[int],
+        *,
+        longest: int | None,
+        arrival: float,
+        timeout_ms: float | None,
+        priority: int,
+    ) -> P:
         """See `Admission.admit`."""
 
-    @property
-    def reserve(self) -> Callable[[int, float], P]:
+    async def reserve(self, tokens: int) -> P:
         """See `Admission.reserve`."""
 
     async def run(self, permit: P, texts: Sequence[EncodedText]) -> Rows: ...

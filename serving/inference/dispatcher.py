@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from enum import Enum, auto
 from functools import partial
 from itertools import count, repeat
 from operator import attrgetter
@@ -27,7 +28,7 @@ from bertserve.serving.engine.base import Batch
 from bertserve.serving.errors import BertserveError, EngineFault, EngineLost, NonFiniteOutput, NotReady, too_late
 from bertserve.serving.inference.deadline_timer import DeadlineTimer
 from bertserve.serving.inference.deadly_texts import DeadlyTexts
-from bertserve.serving.records import BULK, DEFAULT_PRIORITY, ModelIndex
+from bertserve.serving.records import BULK, ModelIndex
 from bertserve.serving.scheduling.queue import WorkItem
 from bertserve.serving.scheduling.scheduler import Scheduler
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from bertserve.serving.engine.base import BatchOutput, Engine
     from bertserve.serving.errors import DeadlineExceeded
     from bertserve.serving.inference.deadline_timer import Deadline
-    from bertserve.serving.records import EncodedText, Row
+    from bertserve.serving.records import EncodedText
     from bertserve.serving.scheduling.admission import AdmissionLimits, Permit
     from bertserve.serving.scheduling.batcher import Assignment, Policy
     from bertserve.serving.scheduling.cost import ModelCosts
@@ -60,6 +61,21 @@ class BatchObserver(Protocol):
         """`occupied_us` is the time for which the batch held its lane; 0 if its engine has ended."""
 
 
+class _Choice(Enum):
+    """The choice of batches.
+
+    FREE: None is underway.
+    UNDERWAY: Batches are chosen and started until none can start.
+    REFUSED: The same, and an engine has just refused a batch, so no further one starts.
+    HELD: No batch starts, so that requests that start together can be in one.
+    """
+
+    FREE = auto()
+    UNDERWAY = auto()
+    REFUSED = auto()
+    HELD = auto()
+
+
 class _EngineModel(NamedTuple):
     """The engine that runs a model, and the model's position there."""
 
@@ -73,27 +89,21 @@ _TEXT = attrgetter("text")
 class PendingRequest:
     """A request that waits or is being computed; `Dispatcher.run` returns it when it is answered.
 
+    Its items refer to it. It does not refer to them, and so is free as soon as it is answered.
+
     Attributes:
+        rows: The row of every output for each text; valid when the future is done.
         queue_us: Longest wait of its texts for an engine.
         compute_us: Longest time an engine spent on one of its batches.
         started: Whether an engine has received any of its texts.
-        priority: See `Permit`.
-        shortened: See `Permit`.
     """
 
     cached = False
-    priority = DEFAULT_PRIORITY
-    shortened = ""
 
-    def __init__(
-        self, model: ModelIndex, texts: Sequence[EncodedText], lengths: Sequence[int], now: float, future: Answered
-    ) -> None:
-        self.model = model
-        if len(texts) == 1:
-            self.items = [WorkItem(model, texts[0], lengths[0], self, 0)]
-        else:
-            self.items = list(map(WorkItem, repeat(model), texts, lengths, repeat(self), count()))
-        self.rows: list[Row | None] = [None] * len(texts)
+    def __init__(self, permit: Permit, texts: Sequence[EncodedText], now: float, future: Answered) -> None:
+        self.permit = permit
+        self.texts = texts
+        self.rows: list[Any] = [None] * len(texts)
         self.missing = len(texts)
         self.submitted = now
         self.queue_us = 0.0
@@ -101,11 +111,6 @@ class PendingRequest:
         self.started = False
         self.deadline: Deadline | None = None
         self.future = future
-
-    def result(self) -> list[Row]:
-        """The row of every output for each text; valid when the future is done."""
-        rows: list[Any] = self.rows
-        return rows
 
 
 class DispatcherBulkLoad(msgspec.Struct, frozen=True):
@@ -168,7 +173,7 @@ class Dispatcher:
     ) -> None:
         self._scheduler = Scheduler(policy, limits, lambda item: self._miss(item.owner))
         self.admission = self._scheduler.admission
-        self.admit, self.reserve = self.admission.admit, self.admission.reserve
+        self.permit = self.admission.permit
         self._misses = {"queue": 0, "engine": 0, "finish": 0}
         self._bulk_misses = 0
         self._non_finite = 0
@@ -176,11 +181,33 @@ class Dispatcher:
         self._clock = clock
         self._engines: dict[ModelIndex, _EngineModel] = {}
         self._generation = 0
-        self._pumping = False
-        self._refused = False
+        self._choice = _Choice.FREE
         self._deadly = DeadlyTexts()
-        self._requests: set[PendingRequest] = set()
+        self._requests: dict[PendingRequest, Sequence[WorkItem]] = {}
         self._deadlines = DeadlineTimer()
+
+    async def admit(
+        self,
+        model: ModelIndex,
+        sizes: Sequence[int],
+        *,
+        longest: int | None,
+        arrival: float,
+        timeout_ms: float | None,
+        priority: int,
+    ) -> Permit:
+        return self.admission.admit(
+            model,
+            sizes,
+            longest=longest,
+            arrival=arrival,
+            timeout_ms=timeout_ms,
+            priority=priority,
+            now=self._clock(),
+        )
+
+    async def reserve(self, tokens: int) -> Permit:
+        return self.admission.reserve(tokens, self._clock())
 
     def missed(self, permit: Permit, where: str = "queue") -> DeadlineExceeded:
         """Counts a request whose deadline passed before its texts could be queued, or after the engine."""
@@ -217,12 +244,15 @@ class Dispatcher:
             raise deadly
         now = self._clock()
         lengths = [len(text.ids) for text in texts]
-        permit.confirm(lengths, now, at_once=not self._pumping)
-        request = PendingRequest(permit.model, texts, lengths, now, future)
-        request.priority, request.shortened = permit.priority, permit.shortened
+        permit.confirm(lengths, now)
+        request = PendingRequest(permit, texts, now, future)
+        if len(texts) == 1:
+            items = [WorkItem(permit.model, texts[0], lengths[0], request, 0)]
+        else:
+            items = list(map(WorkItem, repeat(permit.model), texts, lengths, repeat(request), count()))
         try:
-            assignment = self._scheduler.submit(request.items, permit, now)
-            self._requests.add(request)
+            assignment = self._scheduler.submit(items, permit, now, at_once=self._choice is _Choice.FREE)
+            self._requests[request] = items
             if assignment is not None:
                 self._run(assignment, now)
             else:
@@ -236,16 +266,20 @@ class Dispatcher:
 
     def hold(self) -> None:
         """Chooses no batches until `release`, so that requests that start together can be in one batch."""
-        self._pumping = True
+        self._choice = _Choice.HELD
 
     def release(self) -> None:
-        self._pumping = False
+        self._choice = _Choice.FREE
         self._pump()
 
     def end(self, request: PendingRequest) -> None:
         """Forgets a request that is answered or that nobody waits for."""
-        self._forget(request)
-        request.items.clear()  # item and request form a cycle, which otherwise waits for the garbage collector
+        items = self._requests.pop(request, None)
+        if items is not None:
+            if request.deadline is not None:
+                request.deadline.cancel()
+            if request.missing:
+                self._scheduler.cancel(items)
 
     @property
     def policy(self) -> Policy:
@@ -298,7 +332,7 @@ class Dispatcher:
 
     def _fail_unserved(self, error: BertserveError) -> None:
         for request in list(self._requests):
-            if request.model not in self._engines:
+            if request.permit.model not in self._engines:
                 self._fail(request, error)
 
     @property
@@ -363,14 +397,17 @@ class Dispatcher:
 
         A batch that completes at once calls this method again, which leaves the rest to the running loop.
         """
-        if self._pumping or not self._scheduler.waiting:
+        if self._choice is not _Choice.FREE or not self._scheduler.waiting:
             return
-        self._pumping, self._refused = True, False
+        self._choice = _Choice.UNDERWAY
         try:
-            while self._engines and not self._refused and (assignment := self._scheduler.next(now := self._clock())):
+            while self._engines and self._choice is _Choice.UNDERWAY:
+                now = self._clock()
+                if (assignment := self._scheduler.next(now)) is None:
+                    return
                 self._run(assignment, now)
         finally:
-            self._pumping = False
+            self._choice = _Choice.FREE
 
     def _run(self, assignment: Assignment, now: float) -> None:
         items = assignment.items
@@ -405,13 +442,14 @@ class Dispatcher:
     def _take_back(self, assignment: Assignment, lost: EngineLost) -> None:
         """Queues the texts that an engine held when it ended."""
         items = assignment.items
-        self._refused = not lost.begun  # otherwise the same engine would get it again and again
+        if not lost.begun and self._choice is _Choice.UNDERWAY:
+            self._choice = _Choice.REFUSED  # otherwise the same engine would get it again and again
         if items[0].suspect and lost.begun:
             self._deadly.add(items[0].model, items[0].text)
             tried = items[0].owner  # the log names this request, not another one with the same text
             for request in sorted(self._requests, key=lambda request: request is not tried):
-                texts = [item.text for item in request.items]
-                if request.model == items[0].model and (deadly := self._deadly.find(request.model, texts)) is not None:
+                model = request.permit.model
+                if model == items[0].model and (deadly := self._deadly.find(model, request.texts)) is not None:
                     self._fail(request, deadly)
             return
         waiting = [item for item in items if not item.owner.future.done()]
@@ -444,8 +482,8 @@ class Dispatcher:
 
     def _miss(self, request: PendingRequest) -> None:
         if not request.future.done():
-            self.count_miss(request.priority, "engine" if request.started else "queue")
-        self._fail(request, too_late(request.shortened))
+            self.count_miss(request.permit.priority, "engine" if request.started else "queue")
+        self._fail(request, too_late(request.permit.shortened))
 
     def count_miss(self, priority: int, where: str) -> None:
         if priority == BULK:
@@ -456,12 +494,4 @@ class Dispatcher:
     def _fail(self, request: PendingRequest, error: BertserveError) -> None:
         if not request.future.done():
             request.future.set_exception(error)
-        self._forget(request)
-
-    def _forget(self, request: PendingRequest) -> None:
-        if request in self._requests:
-            self._requests.discard(request)
-            if request.deadline is not None:
-                request.deadline.cancel()
-            if request.missing:
-                self._scheduler.cancel(request.items)
+        self.end(request)

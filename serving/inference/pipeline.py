@@ -16,8 +16,9 @@ from bertserve.serving.errors import EmptyInput, empty_input, too_late, too_many
 from bertserve.serving.inference.after_engine import EndedError, Until, number_us
 from bertserve.serving.inference.answer_cache import CachedRows
 from bertserve.serving.inference.requests import Outcome, Timings
-from bertserve.serving.records import BULK, DEFAULT_PRIORITY
-from bertserve.serving.scheduling.admission import DEADLINE_COST_FACTOR, estimate_tokens
+from bertserve.serving.inference.tokenizing import Tokenizing
+from bertserve.serving.records import DEFAULT_PRIORITY
+from bertserve.serving.scheduling.admission import DEADLINE_COST_FACTOR
 from bertserve.serving.tasks import WAYS
 from bertserve.serving.tasks.base import A, Work, check_answer, go_on
 
@@ -32,14 +33,11 @@ if TYPE_CHECKING:
     from bertserve.serving.lifecycle import Lifecycle
     from bertserve.serving.records import EncodedText, ModelIndex, TextInput, Truncate
     from bertserve.serving.settings import Settings
-    from bertserve.serving.tasks.base import Check, Way
+    from bertserve.serving.tasks.base import Check, TaskOptions, Way
 
 R = TypeVar("R")
 
 _TRUNCATED = attrgetter("truncated")
-
-_INLINE_BYTES = 2048
-"""Maximum size of texts that are tokenized on the event loop (about a millisecond); a thread hop costs more."""
 
 _INLINE_TOKENS = 1024
 """Maximum tokens that a task with outputs per token finishes on the event loop (about a millisecond)."""
@@ -56,62 +54,61 @@ _FEW_TEXTS = 8
 _EMPTY: Sequence[object] = ("", [], ("", ""))
 
 
-class _Job(msgspec.Struct, Generic[A], frozen=True):
-    """A validated request.
+class _Job(msgspec.Struct, Generic[A]):
+    """A validated request on its way to its answer.
 
     Attributes:
-        sizes: Sizes of its inputs, in bytes.
+        inputs: As the model reads them, as are the options.
+        sizes: Sizes of the inputs, in bytes.
         cut: Whether inputs that are too long are truncated.
+        texts: For the engine.
+        tokens: Tokens of the texts.
+        rows: The engine's answers to the texts.
+        computed_at: In seconds of the clock.
     """
 
     request: InferRequest[A]
     way: Way[Any, A]
     model: ServedModel
     inputs: Sequence[TextInput]
+    options: TaskOptions[A]
     sizes: Sequence[int]
     cut: Truncate
+    texts: Sequence[EncodedText] = ()
+    tokens: int = 0
+    tokenize_us: float = 0.0
+    permit: Admitted | None = None
+    rows: Rows = CachedRows((), cached=False)
+    computed_at: float = 0.0
 
-    def encode(self) -> Sequence[EncodedText]:
-        """The texts for the engine; raises `InvalidRequest` if the answer would take too much memory."""
-        way, model, options = self.way, self.model, self.request.options
-        if way.encode is None:
-            texts: Sequence[EncodedText] = model.tokenizer.encode(self.inputs, truncate=self.cut)
-        else:
-            texts = way.encode(model.tokenizer, self.inputs, options, truncate=self.cut)
+    def encode(self, since: float) -> None:
+        """Tokenizes the inputs; raises `InvalidRequest` if the answer would take too much memory."""
+        way, model, options = self.way, self.model, self.options
+        self.texts = way.encode(model.tokenizer, self.inputs, options, truncate=self.cut)
+        self.tokens = sum([len(text.ids) for text in self.texts])
         if way.token_outputs:
-            check_answer(_tokens(texts) * way.token_numbers(options, model.manifest))
-        return texts
+            check_answer(self.tokens * way.token_numbers(options, model.manifest))
+        self.tokenize_us = (time.perf_counter() - since) * 1e6
 
-    def after_us(self, texts: Sequence[EncodedText]) -> float:
-        """Predicted time of the work after the engine: finishing, and writing the numbers of the answer."""
-        way, options, model = self.way, self.request.options, self.model
-        lengths = [len(text.ids) for text in texts]
+    def after_us(self) -> float:
+        """Predicted time of finishing and of writing the numbers of the answer; 0 if it is short."""
+        way, options, model = self.way, self.options, self.model
+        if not way.token_outputs and len(self.texts) <= _FEW_TEXTS:
+            return 0.0
         us = 0.0
         if way.after is not None:
-            units = way.after(self.inputs, lengths, options, model.manifest)
+            units = way.after(self.inputs, [len(text.ids) for text in self.texts], options, model.manifest)
             us = units * model.after_us.get(way.options, 0.0)
         if not self.request.as_bytes:
-            numbers = sum(lengths) * way.token_numbers(options, model.manifest)
-            us += (numbers + len(texts) * way.text_numbers(options, model.manifest)) * number_us()
-        return us
+            numbers = self.tokens * way.token_numbers(options, model.manifest)
+            us += (numbers + len(self.texts) * way.text_numbers(options, model.manifest)) * number_us()
+        return us if us >= _INLINE_US else 0.0
 
-    def finish(self, texts: Sequence[EncodedText], rows: Rows, check: Check = go_on) -> A:
-        model = self.model
+    def finish(self, check: Check = go_on) -> A:
+        model, rows = self.model, self.rows.rows
         return self.way.finish(
-            Work(self.inputs, self.request.options, texts, rows.result(), model.manifest, model.tokenizer, check)
+            Work(self.inputs, self.options, self.texts, rows, model.manifest, model.tokenizer, check)
         )
-
-
-class _Done(msgspec.Struct, Generic[A], frozen=True):
-    """An answered request. `computed_at` is in seconds of the clock."""
-
-    texts: Sequence[EncodedText]
-    tokenize_us: float
-    rows: Rows
-    tokens: int
-    computed_at: float
-    answer: A
-    permit: Admitted | None = None
 
 
 class Pipeline:
@@ -131,8 +128,7 @@ class Pipeline:
         self._lifecycle = lifecycle
         self._dispatcher = dispatcher
         self._cache = cache
-        self._tokenizer_turn = asyncio.Lock()
-        self._bulk_turn = asyncio.Lock()
+        self._tokenizing = Tokenizing(dispatcher)
         self._users: Counter[ModelIndex] = Counter()
         self._after_us = 0.0
 
@@ -148,129 +144,117 @@ class Pipeline:
         if trace is not None:
             trace.model = model.name
         check_count(len(request.inputs), self._settings.max_client_batch_size)
-        engineless = False
-        if way.for_side is not None:
-            request.options = way.for_side(request.options, request.input_type or request.prompt_name)
-            engineless = way.engineless(request.options, model.manifest)
-        way.check(request.options, model.manifest)
-        prompted: Callable[..., Sequence[TextInput]]
-        prompted = model.with_prompt_apart if way.prompt_apart else model.prompted
-        if way.prompts_by_side:
-            prompted = model.with_prompts_by_side
-        inputs = prompted(request.inputs, request.prompt_name, request.input_type)
-        if way.expand is not None:
-            inputs = way.expand(inputs, request.options)
+        facts = model.manifest
+        way.check(request.options, facts)
+        inputs, options, engineless = way.prepare(
+            request.inputs, request.options, facts, request.prompt_name, request.input_type
+        )
         cut = self._settings.auto_truncate if request.truncate is None else request.truncate
-        sizes = way.sizes_bytes(model.tokenizer, inputs, request.options, truncate=cut)
-        job = _Job(request, way, model, inputs, sizes, cut)
+        sizes = way.sizes_bytes(model.tokenizer, inputs, options, truncate=cut)
+        job = _Job(request, way, model, inputs, options, sizes, cut)
         self._users[model.index] += 1
         try:
-            if engineless:
-                done = await self._tokenized(job)
-            else:
-                done = await (self._computed(job) if self._cache is None else self._recalled(job, self._cache))
+            answer = await (self._looked_up(job) if engineless else self._computed(job))
         finally:
             self._users[model.index] -= 1
         total_us = (time.perf_counter() - request.arrival) * 1e6
-        rows = done.rows
+        rows = job.rows
         outcome = Outcome(
-            answer=done.answer,
+            answer=answer,
             model=model.name,
             version=model.version,
-            timings=Timings(done.tokenize_us, rows.queue_us, rows.compute_us, total_us),
-            tokens=done.tokens,
-            truncated_tokens=sum(map(_TRUNCATED, done.texts)),
+            timings=Timings(job.tokenize_us, rows.queue_us, rows.compute_us, total_us),
+            tokens=job.tokens,
+            truncated_tokens=sum(map(_TRUNCATED, job.texts)),
             compute_type=self._repository.compute_type,
             cached=rows.cached,
             priority=request.priority or DEFAULT_PRIORITY,
-            permit=done.permit,
+            permit=job.permit,
         )
         if trace is not None:
-            trace.add_outcome(outcome, rows.submitted, done.computed_at)
+            trace.add_outcome(outcome, rows.submitted, job.computed_at)
         return outcome
 
     def users(self, model: ModelIndex) -> int:
         """Requests of this process that use a model."""
         return self._users[model]
 
-    async def _recalled(self, job: _Job[A], cache: AnswerCache) -> _Done[A]:
-        """Answers from the cache if it holds all rows, without admission control; otherwise computes the answer."""
-        if job.model.tokenizer.turn is not None or sum(job.sizes) > _INLINE_BYTES:
-            return await self._computed(job)
-        started = time.perf_counter()
-        texts = job.encode()
-        tokenize_us = (time.perf_counter() - started) * 1e6
-        rows = cache.recall(job.model.index, texts)
-        if rows is None:
-            return await self._computed(job, texts, tokenize_us)
-        return _Done(texts, tokenize_us, rows, _tokens(texts), time.perf_counter(), job.finish(texts, rows))
+    async def _looked_up(self, job: _Job[A]) -> A:
+        """The answer of a request that needs no engine."""
 
-    async def _computed(
-        self, job: _Job[A], texts: Sequence[EncodedText] | None = None, tokenize_us: float = 0.0
-    ) -> _Done[A]:
-        """The engine's answer; `texts` and `tokenize_us` are given if the inputs are already tokenized."""
-        request, model, sizes = job.request, job.model, job.sizes
-        longest = None if job.way.windows(request.options) else model.manifest.max_length
-        with self._dispatcher.admit(
-            model.index,
-            sizes,
-            longest=longest,
+        def look_up() -> A:
+            job.encode(time.perf_counter())
+            return job.finish()
+
+        answer = await self._tokenizing.read(job.model.tokenizer, sum(job.sizes), look_up)
+        job.computed_at = time.perf_counter()
+        return answer
+
+    async def _computed(self, job: _Job[A]) -> A:
+        """The engine's answer, or the cache's if it holds all rows of short texts.
+
+        Short texts are tokenized before the request is admitted, unless work after the engine needs its deadline.
+        """
+        request, model, tokenizer, cache = job.request, job.model, job.model.tokenizer, self._cache
+        started, after_us, permit = time.perf_counter(), 0.0, None
+        is_inline = self._tokenizing.is_inline(tokenizer, sum(job.sizes))
+        if is_inline:
+            job.encode(started)
+            if cache is not None and (rows := cache.recall(model.index, job.texts)) is not None:
+                job.rows, job.computed_at = rows, time.perf_counter()
+                return job.finish()
+            after_us = job.after_us()
+            if not after_us:
+                priority = request.priority or DEFAULT_PRIORITY
+                permit = self._dispatcher.permit(
+                    model.index, job.tokens, len(job.texts), request.arrival, request.timeout_ms, priority
+                )
+        if permit is None:
+            permit = await self._admit(job)
+        job.permit = permit
+        try:
+            if not is_inline:
+                await self._tokenizing.run(tokenizer, partial(job.encode, started), permit)
+                after_us = job.after_us()
+            if after_us:
+                self._expect_after(job, permit, after_us)
+            if cache is None:
+                job.rows = await self._dispatcher.run(permit, job.texts)
+            else:
+                permit.reserve(job.tokens, time.perf_counter())  # it may wait for a row of another request
+                job.rows = await cache.run(self._dispatcher, permit, job.texts, model.manifest.outputs)
+            job.computed_at = time.perf_counter()
+            if tokenizer.turn is not None:
+                with self._until(permit) as check:
+                    return await self._tokenizing.run(tokenizer, partial(job.finish, check), permit)
+            if after_us or (job.way.token_outputs and job.tokens > _INLINE_TOKENS):
+                return await self._in_thread(job.finish, permit)
+            return job.finish()
+        finally:
+            self._after_us -= after_us
+            permit.release()
+
+    async def _admit(self, job: _Job[A]) -> Admitted:
+        """Admits a request by an estimate."""
+        request = job.request
+        permit: Admitted = await self._dispatcher.admit(
+            job.model.index,
+            job.sizes,
+            longest=None if job.way.windows(job.options) else job.model.manifest.max_length,
             arrival=request.arrival,
             timeout_ms=request.timeout_ms,
             priority=request.priority or DEFAULT_PRIORITY,
-            now=time.perf_counter(),
-        ) as permit:
-            if texts is None:
-                short = sum(sizes) <= _INLINE_BYTES and model.tokenizer.turn is None
-                if permit.must_ask(short=short):
-                    await permit.ask()
-                started = time.perf_counter()
-                if short:
-                    texts = job.encode()
-                else:
-                    permit.expect(sizes, longest)
-                    texts = await self._in_turn(job.encode, permit, model.tokenizer.turn)
-                    permit.expect_no_more()
-                tokenize_us = (time.perf_counter() - started) * 1e6
-            after_us = 0.0
-            if job.way.token_outputs or len(texts) > _FEW_TEXTS:
-                after_us = await self._expect_after(job, texts, permit)
-            rows: Rows
-            try:
-                if self._cache is None:
-                    rows = await self._dispatcher.run(permit, texts)
-                    tokens = permit.tokens
-                else:
-                    rows = await self._cache.run(self._dispatcher, permit, texts, model.manifest.outputs)
-                    tokens = _tokens(texts)
-                computed_at = 0.0 if request.trace is None else time.perf_counter()
-                if model.tokenizer.turn is not None:
-                    with self._until(permit) as check:
-                        finish = partial(job.finish, texts, rows, check)
-                        answer = await self._in_turn(finish, permit, model.tokenizer.turn)
-                elif after_us or (job.way.token_outputs and tokens > _INLINE_TOKENS):
-                    answer = await self._in_thread(partial(job.finish, texts, rows), permit)
-                else:
-                    answer = job.finish(texts, rows)
-            finally:
-                if after_us:
-                    self._after_us -= after_us
-        return _Done(texts, tokenize_us, rows, tokens, computed_at, answer, permit)
+        )
+        return permit
 
-    async def _expect_after(self, job: _Job[A], texts: Sequence[EncodedText], permit: Admitted) -> float:
-        """Adds the work after the engine to what the permit confirms, and returns its time; 0 if it is short."""
-        after_us = job.after_us(texts)
-        if after_us < _INLINE_US:
-            return 0.0
-        if permit.must_ask(short=False):
-            await permit.ask()
+    def _expect_after(self, job: _Job[A], permit: Admitted, after_us: float) -> None:
+        """Adds the work after the engine to what the permit confirms."""
         deadline = permit.deadline
         if job.request.timeout_ms is None:
             latest = job.request.arrival + self._settings.max_timeout_ms / 1e3
             deadline = max(deadline, min(latest, deadline + DEADLINE_COST_FACTOR * after_us / 1e6))
         permit.add_after(after_us, self._after_us, deadline)
         self._after_us += after_us
-        return after_us
 
     async def write(self, outcome: Outcome[Any], numbers: int, work: Callable[[Check], R]) -> R:
         """Makes the reply from an answer, up to the request's deadline: in a thread if it has many numbers."""
@@ -304,53 +288,9 @@ class Pipeline:
         finally:
             check.left = True
 
-    async def _tokenized(self, job: _Job[A]) -> _Done[A]:
-        """The answer of a request that needs no engine."""
-        rows = CachedRows((), cached=False)
-
-        def run(_: TextTokenizer) -> tuple[Sequence[EncodedText], float, A]:
-            started = time.perf_counter()
-            texts = job.encode()
-            tokenize_us = (time.perf_counter() - started) * 1e6
-            return texts, tokenize_us, job.finish(texts, rows)
-
-        texts, tokenize_us, answer = await self.read(job.model, sum(job.sizes), run)
-        return _Done(texts, tokenize_us, rows, _tokens(texts), time.perf_counter(), answer)
-
     async def read(self, model: ServedModel, size: int, work: Callable[[TextTokenizer], R]) -> R:
-        """Reads texts with a model's tokenizer: inline if they are short, otherwise in a thread.
-
-        `size` is in bytes. The estimated tokens count as in flight meanwhile. Raises `Overloaded` if too many are.
-        """
-        turn = model.tokenizer.turn
-        if size <= _INLINE_BYTES and turn is None:
-            return work(model.tokenizer)
-        with self._dispatcher.reserve(estimate_tokens([size], None), time.perf_counter()) as permit:
-            if permit.must_ask(short=False):
-                await permit.ask()
-            return await self._in_turn(lambda: work(model.tokenizer), permit, turn)
-
-    async def _in_turn(self, work: Callable[[], R], permit: Admitted, turn: asyncio.Lock | None = None) -> R:
-        """Tokenizes in a thread, one request at a time; raises `DeadlineExceeded` if its turn comes after the deadline.
-
-        Bulk work has a turn of its own, because one request of it may take a second. A tokenizer in a process of its
-        own has its own `turn`.
-        """
-        turn = turn or (self._bulk_turn if permit.priority == BULK else self._tokenizer_turn)
-        try:
-            async with asyncio.timeout_at(permit.deadline):
-                await turn.acquire()
-        except TimeoutError:
-            raise self._dispatcher.missed(permit) from None
-        # The thread releases the turn, because it continues after the client leaves; otherwise others would run beside
-        # it.
-        running = asyncio.get_running_loop().run_in_executor(None, work)
-        running.add_done_callback(lambda _: turn.release())
-        return await asyncio.shield(running)
-
-
-def _tokens(texts: Sequence[EncodedText]) -> int:
-    return sum([len(text.ids) for text in texts])
+        """Reads texts of `size` bytes with a model's tokenizer, as `Tokenizing.read`."""
+        return await self._tokenizing.read(model.tokenizer, size, partial(work, model.tokenizer))
 
 
 def check_count(count: int, most: int, listed: str = "the list of inputs") -> None:

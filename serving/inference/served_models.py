@@ -8,26 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from bertserve.serving.engine.kinds import ENGINES
 from bertserve.serving.engine.specs import EngineChoice
-from bertserve.serving.errors import BundleError, InvalidRequest, ModelNotFound, ModelNotNamed, StartupError, WrongTask
+from bertserve.serving.errors import BundleError, ModelNotFound, ModelNotNamed, StartupError, WrongTask
 from bertserve.serving.inference.after_engine import unit_us
 from bertserve.serving.inference.tokenizer import TextTokenizer
 from bertserve.serving.models.artifact_selection import ServableArtifact, select_artifact, verify_bundles
 from bertserve.serving.records import ModelIndex
 from bertserve.serving.tasks import TASKS
-from bertserve.serving.tasks.base import QUERIES, pairs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
-    from bertserve.serving.inference.requests import InputType
     from bertserve.serving.models.bundle import Bundle
-    from bertserve.serving.records import TextInput
     from bertserve.serving.tasks.base import Task, TaskOptions
-
-_DOCUMENTS = ("document", "passage", "corpus", "search_document")
-_SIDES = (QUERIES, _DOCUMENTS)
-"""Names of prompts for the two sides of a search; the first match wins."""
 
 _MAX_NAMES = 10
 """Maximum number of models that an error lists."""
@@ -56,86 +49,9 @@ class ServedModel(ServableArtifact):
         """Microseconds for a unit of work after the engine, by the options of requests."""
         return unit_us(self.manifest, self.tokenizer)
 
-    @cached_property
-    def default_prompt(self) -> str:
-        """The prefix of each text if a request names no prompt; may be empty."""
-        name = self.manifest.default_prompt
-        return "" if name is None else self.manifest.prompts[name]
-
-    def prompted(
-        self, inputs: Sequence[TextInput], name: str | None, input_type: InputType | None = None
-    ) -> Sequence[TextInput]:
-        """Texts with one of the model's prompts as a prefix: the requested one, or the default.
-
-        Token ids get no default prompt.
-
-        Raises:
-            InvalidRequest: The model has no such prompt, or an input is not a text although a prompt was requested.
-        """
-        if name is None and input_type is None:
-            default = self.default_prompt
-            return [default + value if isinstance(value, str) else value for value in inputs] if default else inputs
-        prompt = self._prompt(name, input_type)
-        if name is None and not prompt:
-            return inputs
-        texts = [f"{prompt}{value}" for value in inputs if isinstance(value, str)]
-        if len(texts) != len(inputs):
-            raise InvalidRequest(
-                f"`{'input_type' if name is None else 'prompt_name'}` needs texts as inputs, not token IDs"
-            )
-        return texts
-
-    def with_prompt_apart(
-        self, inputs: Sequence[TextInput], name: str | None, input_type: InputType | None = None
-    ) -> Sequence[TextInput]:
-        """Pairs of the same prompts and their texts; raises `InvalidRequest`, also for token ids."""
-        if not all(isinstance(value, str) for value in inputs):
-            raise InvalidRequest("each input must be one text")
-        chosen = name is not None or input_type is not None
-        prompt = self._prompt(name, input_type) if chosen else self.default_prompt
-        return [(prompt, value) for value in inputs if isinstance(value, str)]
-
-    def with_prompts_by_side(
-        self, inputs: Sequence[TextInput], name: str | None, input_type: InputType | None = None
-    ) -> Sequence[TextInput]:
-        """Pairs of query and document, each with its side's prompt; raises `InvalidRequest` for other inputs."""
-        del name, input_type  # each side has its own
-        if {own.casefold() for own in self.manifest.prompts}.isdisjoint(QUERIES + _DOCUMENTS):
-            # As in Sentence Transformers, where the default prompt is for neither side.
-            return pairs_of(inputs)
-        before, behind = self._prompt(None, "query"), self._prompt(None, "document")
-        return [(before + query, behind + document) for query, document in pairs_of(inputs)]
-
     @property
     def task(self) -> Task[Any, Any]:
         return TASKS[self.manifest.task]
-
-    def _prompt(self, name: str | None, input_type: InputType | None) -> str:
-        """The prompt of a name, or the one for an input type.
-
-        A model without prompts treats all inputs alike. If only queries or only documents have a prompt, the other side
-        has none, as in Sentence Transformers.
-        """
-        prompts = self.manifest.prompts
-        names = ", ".join(sorted(prompts)) or "none"
-        if input_type is None:
-            if name not in prompts:
-                raise InvalidRequest(f"unknown `prompt_name`; available: {names}")
-            return prompts[name]
-        if name is not None:
-            raise InvalidRequest("`prompt_name` and `input_type` both select a prompt; send one of them")
-        if "default_prompt" not in self.task.facts:
-            raise InvalidRequest(f"`input_type` is for embeddings; this model has the task {self.manifest.task}")
-        by_name = {own.casefold(): text for own, text in prompts.items()}
-        candidates = (input_type, *next((side for side in _SIDES if input_type in side), ()))
-        found = next((by_name[own] for own in candidates if own in by_name), None)
-        if found is not None:
-            return found
-        if any(prompts.values()) and (len(candidates) == 1 or by_name.keys().isdisjoint(QUERIES + _DOCUMENTS)):
-            raise InvalidRequest(
-                f"this model has no prompt for the `input_type` {input_type}; select one with `prompt_name`: {names}"
-            )
-        return ""
 
 
 class Repository:

@@ -78,6 +78,7 @@ class TextTokenizer:
 
     Attributes:
         max_length: Tokens of the longest input, including special tokens.
+        max_characters: Characters of the longest text that is read whole before truncation.
         mask_id: None if the model has no mask token.
         mask_token: The mask token as it appears in a text.
         frame: The special tokens of an empty text, which surround every single text.
@@ -109,13 +110,9 @@ class TextTokenizer:
         self.truncation_side: Side = truncation_side
         self.frame: list[int] = tokenizer.encode("").ids
         self.max_length = max_length
+        self.max_characters = CHARACTERS_PER_TOKEN * max_length
         self.mask_id = mask_id
         self.mask_token = ("" if mask_id is None else tokenizer.id_to_token(mask_id)) or ""
-
-    @property
-    def max_characters(self) -> int:
-        """Characters of the longest text that is read whole before truncation."""
-        return CHARACTERS_PER_TOKEN * self.max_length
 
     @classmethod
     def open(cls, bundle: Path, manifest: Manifest) -> TextTokenizer:

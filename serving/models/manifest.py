@@ -328,6 +328,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ids = tuple(sorted(self.special_ids.items()))
         return files, self.max_length, self.vocab_size, ids, self.truncation_side, self.multi_vector
 
+    @property
+    def embeds(self) -> bool:
+        """Whether its task is one whose inputs may be queries or documents."""
+        return "default_prompt" in TASKS[self.task].facts
+
     def answers(self, task: str) -> bool:
         return task == self.task or task in self.also
 

@@ -1,7 +1,8 @@
 """Admission control: accepts a request, or rejects it with 429 or, before any work, with 504.
 
-A request is admitted by an estimate, because overload must be rejected before a text is tokenized. Its deadline is set
-then and runs from its arrival. After tokenization, the permit is confirmed with the exact lengths.
+Short texts are tokenized first, and the request is admitted by what they cost. A request whose texts wait for the
+tokenizer is admitted by an estimate, and its permit is confirmed with the exact lengths. The deadline runs from the
+arrival.
 """
 
 from __future__ import annotations
@@ -87,14 +88,14 @@ class Permit:
         deadline: When its answer becomes useless; infinity for bulk work without a timeout.
         shortened: The end of an error message if the deadline is earlier than the client's timeout.
         tokens: Tokens held: the estimate, then the exact count.
-        alone_us: Predicted time of its only text, if it is confirmed and the device is idle; otherwise None.
-        demand: Set when it is confirmed and has to queue.
+        behind_us: Work after the engine of other requests that its own waits for.
+        demand: Set when it is confirmed.
         due: When the engine must have its answer: the deadline, less the time of the work after it.
     """
 
     __slots__ = (
-        *("_admission", "_behind_us", "_expected_us", "alone_us", "deadline", "demand", "due", "model", "pool"),
-        *("priority", "shortened", "tokens"),
+        *("_admission", "_expected_us", "behind_us", "deadline", "demand", "due", "model", "pool", "priority"),
+        *("shortened", "tokens"),
     )
 
     def __init__(self, admission: Admission, model: ModelIndex, priority: int, deadline: float) -> None:
@@ -104,24 +105,23 @@ class Permit:
         self.model = model
         self.priority = priority
         self.deadline = self.due = deadline
-        self._behind_us = 0.0
+        self.behind_us = 0.0
         self.shortened = ""
         self.tokens = 0
-        self.alone_us: float | None = None
         self.demand: Demand | None = None
 
-    def confirm(self, lengths: Sequence[int], now: float, *, at_once: bool = True) -> None:
-        """Corrects the permit to the exact lengths; if that is rejected, the permit does not change.
+    def reserve(self, tokens: int, now: float) -> None:
+        """Corrects the permit to the exact tokens of a request that may not have to queue."""
+        self._expect(0)
+        self._admission.take(self, tokens, None, now)
 
-        `at_once`: whether a single text may start without being queued.
-        """
-        admission, predictor = self._admission, self._admission.predictor
-        if at_once and len(lengths) == 1 and predictor.idle:
-            least_us, self.alone_us = predictor.alone_us(self.model, lengths[0])
-            admission.take(self, lengths[0], None, now, least_us)
-        else:
-            self.alone_us, self.demand = None, predictor.demand(self.model, lengths)
-            admission.take(self, sum(lengths), self.demand, now)
+    def confirm(self, lengths: Sequence[int], now: float) -> None:
+        """Corrects the permit to the exact lengths; if that is rejected, it holds the tokens that it held."""
+        admission = self._admission
+        if self._expected_us:
+            self._expect(0)
+        self.demand = admission.predictor.demand(self.model, lengths)
+        admission.take(self, sum(lengths), self.demand, now)
 
     def add_after(self, after_us: float, behind_us: float, deadline: float) -> None:
         """Adds work after the engine to what is confirmed later.
@@ -132,38 +132,16 @@ class Permit:
             deadline: The request's deadline from now on.
         """
         self.deadline, self.due = deadline, deadline - after_us / 1e6
-        self._behind_us = behind_us
+        self.behind_us = behind_us
 
     @property
     def after_us(self) -> float:
         return (self.deadline - self.due) * 1e6 if self.due < self.deadline else 0.0
 
-    def behind_s(self, now: float) -> float:
-        """Seconds of other requests' work after the engine, if that alone makes this one late; otherwise 0."""
-        late = self._behind_us and now + self._behind_us / 1e6 > self.due
-        return self._behind_us / 1e6 if late else 0.0
-
-    def must_ask(self, *, short: bool) -> bool:  # noqa: ARG002  see `RemotePermit`
-        """Whether the request is not admitted yet: a front decides nothing by itself."""
-        return False
-
-    async def ask(self) -> None:
-        """Waits for the admission of a request that `must_ask`."""
-
-    def expect(self, sizes: Sequence[int], longest: int | None) -> None:
-        """Adds the estimated work of a request to predictions while its texts wait for the tokenizer.
-
-        The arguments are those of `Admission.admit`.
-        """
-        if self.priority == BULK:
-            return
-        predictor = self._admission.predictor
-        self._expected_us = int(predictor.demand(self.model, _least_lengths(sizes, longest)).work_us)
-        predictor.expected_us += self._expected_us
-
-    def expect_no_more(self) -> None:
-        self._admission.predictor.expected_us -= self._expected_us
-        self._expected_us = 0
+    def _expect(self, us: int) -> None:
+        """Sets the work that predictions count while its texts wait for the tokenizer."""
+        self._admission.predictor.expected_us += us - self._expected_us
+        self._expected_us = us
 
     def __enter__(self) -> Self:
         return self
@@ -174,7 +152,7 @@ class Permit:
     def release(self) -> None:
         """Gives back what it holds."""
         if self._expected_us:
-            self.expect_no_more()
+            self._expect(0)
         self.pool.in_flight -= self.tokens
         self.tokens = 0
 
@@ -217,6 +195,8 @@ class Admission:
     ) -> Permit:
         """Admits a request by an estimate of its tokens, and sets its deadline.
 
+        Predictions count its work until it is confirmed, except bulk work.
+
         Args:
             model: The model.
             sizes: Bytes of each input; at least one.
@@ -233,23 +213,20 @@ class Admission:
             DeadlineExceeded: The deadline has passed, or even an idle server would be late.
         """
         tokens = estimate_tokens(sizes, longest)
-        permit = self._permit(model, tokens, len(sizes), arrival, timeout_ms, priority)
-        demand = None
-        if priority != BULK and self.predictor.crowded:
-            # Under overload nearly everything is rejected: it should not be tokenized first.
-            demand = self.predictor.demand(model, _least_lengths(sizes, longest))
-        self.take(permit, tokens, demand, now)
+        permit = self.permit(model, tokens, len(sizes), arrival, timeout_ms, priority)
+        if priority == BULK:
+            self.take(permit, tokens, None, now)
+            return permit
+        demand = self.predictor.demand(model, _least_lengths(sizes, longest))
+        # Under overload nearly everything is rejected: it should not be tokenized first.
+        self.take(permit, tokens, demand if self.predictor.crowded else None, now)
+        permit._expect(int(demand.work_us))  # noqa: SLF001  the two are one
         return permit
 
     def permit(
-        self, model: ModelIndex, lengths: Sequence[int], arrival: float, timeout_ms: float | None, priority: int
-    ) -> Permit:
-        """A permit that holds no tokens until it is confirmed, for texts of known lengths; arguments as of `admit`."""
-        return self._permit(model, sum(lengths), len(lengths), arrival, timeout_ms, priority)
-
-    def _permit(
         self, model: ModelIndex, tokens: int, texts: int, arrival: float, timeout_ms: float | None, priority: int
     ) -> Permit:
+        """A permit that holds no tokens until it is confirmed; `tokens` may be estimated, the rest is as in `admit`."""
         if priority == BULK:
             return Permit(self, model, priority, inf if timeout_ms is None else arrival + timeout_ms / 1e3)
         if timeout_ms is None:
@@ -270,7 +247,7 @@ class Admission:
         self.take(permit, tokens, None, now)
         return permit
 
-    def take(self, permit: Permit, tokens: int, demand: Demand | None, now: float, least_us: float = 0.0) -> None:
+    def take(self, permit: Permit, tokens: int, demand: Demand | None, now: float) -> None:
         """Sets the tokens that a permit holds, or rejects its request: the only place for both.
 
         Args:
@@ -278,7 +255,6 @@ class Admission:
             tokens: Estimated or exact.
             demand: Predicts when it would be answered; None if it need not queue or is not known yet.
             now: The time.
-            least_us: Its minimum time, if `demand` is None.
         """
         predictor, deadline, priority, pool = self.predictor, permit.due, permit.priority, permit.pool
         if tokens > pool.capacity:
@@ -290,8 +266,7 @@ class Admission:
             pool.refusals["queue_full"] += 1
             held = f"{pool.in_flight} of {pool.capacity} tokens{_of(priority)}{_flag(priority)}"
             raise self._overloaded(f"the queue is full: {held}; try again later", priority, now)
-        if demand is not None:
-            least_us = demand.least_us
+        least_us = 0.0 if demand is None else demand.least_us
         if permit.deadline <= now:
             raise DeadlineExceeded("the deadline passed before the request was queued")
         if now + least_us / 1e6 > deadline:
@@ -301,13 +276,13 @@ class Admission:
                 f"the deadline cannot be met: this request takes about {least_ms:.1f} ms on an idle server,"
                 f" and {max(0.0, permit.deadline - now) * 1e3:.1f} ms are left{permit.shortened}"
             )
-        if behind_s := permit.behind_s(now):
+        if permit.behind_us and now + permit.behind_us / 1e6 > deadline:
             pool.refusals["predicted_late"] += 1
-            raise self._overloaded(_LATE, priority, now, behind_s)
+            raise self._overloaded(_LATE, priority, now, permit.behind_us / 1e6)
         if (
             demand is not None
-            and not predictor.is_early(demand, priority, deadline, now)
             and not predictor.idle
+            and not predictor.is_early(demand, priority, deadline, now)
             and predictor.finish_at(demand, priority, deadline, now) > deadline
         ):
             if predictor.back_at is not None:

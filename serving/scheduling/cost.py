@@ -241,6 +241,26 @@ class Correction:
         self._off = off
 
 
+class _Share(msgspec.Struct, frozen=True):
+    """What the warm-up tells of texts of a length.
+
+    Attributes:
+        us: Microseconds of the device for each text, batched with others.
+        batch: The size of that batch.
+        wide: Whether the wide lane has it.
+        alone_us: Time of one text on the wide lane.
+        busy_us: Time of one text on the lane that has the batch.
+        bucket: Index of their bucket.
+    """
+
+    us: float
+    batch: int
+    wide: bool
+    alone_us: float
+    busy_us: float
+    bucket: int
+
+
 class ModelCosts:
     """Costs of a model's texts on the lanes of one device slot.
 
@@ -282,7 +302,7 @@ class ModelCosts:
         least = {bucket_index(point.tokens): GROUP_TOKENS.get(point.library, 0) for point in points if batched}
         groups = [max(group_tokens, least.get(bucket, 0)) for bucket in range(len(BUCKETS) + 1)]
         self._group_tokens = [min(tokens, max_batch_tokens) for tokens in groups]
-        self._shares: dict[int, tuple[float, int, bool]] = {}
+        self._shares: dict[int, _Share] = {}
 
     def batch_us(self, lane: int, tokens: int, batch: int) -> float:
         """Predicted microseconds that a batch holds its lane; lane 0 is the wide one."""
@@ -296,32 +316,32 @@ class ModelCosts:
 
     def share_us(self, tokens: int) -> float:
         """Predicted microseconds of the whole device that a text takes while others wait, batched with them."""
-        share, batch, wide = self._share(tokens)
-        correction = self.corrections[not wide]
-        return share * correction.at(tokens) + correction.overhead_us / (batch if wide else batch * self._narrow_lanes)
+        share = self._share(tokens)
+        correction = self.corrections[not share.wide]
+        overhead_us = correction.overhead_us / (share.batch if share.wide else share.batch * self._narrow_lanes)
+        return share.us * correction.at(tokens) + overhead_us
 
     def least_share_us(self, tokens: int) -> float:
         """The same without the present slowdown."""
-        share, _, wide = self._share(tokens)
-        return share * min(1.0, self.corrections[not wide].at(tokens))
+        share = self._share(tokens)
+        return share.us * min(1.0, self.corrections[not share.wide].at(tokens))
 
     def one_us(self, tokens: int) -> tuple[float, float, float, float]:
         """`least_us`, the time of a text alone, of its batch while others wait, and `share_us`; faster than each."""
-        wide_us, correction = self.wide.batch_us(tokens, 1), self.corrections[0]
-        factor = correction.at(tokens)
-        alone_us = wide_us * factor + correction.overhead_us
-        least_us = wide_us * factor if factor < 1 else wide_us
-        share_us, batch, wide = self._share(tokens)
-        if wide or self.narrow is None:
-            return least_us, alone_us, alone_us, share_us * factor + correction.overhead_us / batch
+        share, correction = self._share(tokens), self.corrections[0]
+        factor = correction.factor * correction.shapes[share.bucket]
+        alone_us = share.alone_us * factor + correction.overhead_us
+        least_us = share.alone_us * factor if factor < 1 else share.alone_us
+        if share.wide:
+            return least_us, alone_us, alone_us, share.us * factor + correction.overhead_us / share.batch
         correction = self.corrections[1]
-        factor = correction.at(tokens)
-        busy_us = self.narrow.batch_us(tokens, 1) * factor + correction.overhead_us
-        return least_us, alone_us, busy_us, share_us * factor + correction.overhead_us / (batch * self._narrow_lanes)
+        factor = correction.factor * correction.shapes[share.bucket]
+        work_us = share.us * factor + correction.overhead_us / (share.batch * self._narrow_lanes)
+        return least_us, alone_us, share.busy_us * factor + correction.overhead_us, work_us
 
     def prefers_wide(self, tokens: int) -> bool:
         """Whether batches on the wide lane have clearly more throughput for such texts than the narrow lanes."""
-        return self._share(tokens)[2]
+        return self._share(tokens).wide
 
     def group_tokens(self, tokens: int) -> int:
         """Padded tokens of such texts that a narrow lane gets at once regardless of the gain."""
@@ -329,7 +349,7 @@ class ModelCosts:
 
     def group(self, tokens: int) -> int:
         """The number of such texts that a lane gets at once while enough of them wait."""
-        return self._share(tokens)[1]
+        return self._share(tokens).batch
 
     def inherit(self, before: ModelCosts) -> None:
         """Takes over the corrections of the model that it replaces on the same device."""
@@ -339,8 +359,8 @@ class ModelCosts:
         table = self.narrow if lane and self.narrow else self.wide
         self.corrections[lane > 0].observe(tokens, table.batch_us(tokens, batch), compute_us, occupied_us)
 
-    def _share(self, tokens: int) -> tuple[float, int, bool]:
-        """Microseconds of the device for each text, the size of the batch, and whether the wide lane has it.
+    def _share(self, tokens: int) -> _Share:
+        """What the warm-up tells of such texts.
 
         Uses the warm-up alone: only the lane in use is corrected, so corrections would make the choice oscillate.
         """
@@ -351,16 +371,19 @@ class ModelCosts:
             answer = self._shares[tokens] = self._computed_share(tokens)
         return answer
 
-    def _computed_share(self, tokens: int) -> tuple[float, int, bool]:
+    def _computed_share(self, tokens: int) -> _Share:
+        tokens = max(1, tokens)
+        alone_us, bucket = self.wide.batch_us(tokens, 1), bucket_index(tokens)
         most = max(1, self._max_batch_tokens // tokens) if self._batched else 1
         size = self.wide.worthwhile(tokens, most)
         wide = self.wide.batch_us(tokens, size) / size
         if self.narrow is None:
-            return wide, size, True
+            return _Share(wide, size, True, alone_us, alone_us, bucket)
         group = max(1, self.group_tokens(tokens) // tokens, self.narrow.worthwhile(tokens, most))
         if self._carries_more(tokens, size, group):
-            return wide, size, True
-        return self.narrow.batch_us(tokens, group) / group / self._narrow_lanes, group, False
+            return _Share(wide, size, True, alone_us, alone_us, bucket)
+        narrow = self.narrow.batch_us(tokens, group) / group / self._narrow_lanes
+        return _Share(narrow, group, False, alone_us, self.narrow.batch_us(tokens, 1), bucket)
 
     def _carries_more(self, tokens: int, size: int, group: int) -> bool:
         """Whether the wide lane has more throughput, even if the warm-up was disturbed.

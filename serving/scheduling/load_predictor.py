@@ -61,7 +61,7 @@ class LoadPredictor:
         queue: Waiting requests, without bulk work.
         bulk: Waiting bulk work.
         costs: Costs of each model; empty before the first engine.
-        expected_us: Work of admitted requests that are still being tokenized, without bulk work.
+        expected_us: Work of admitted requests whose texts wait for the tokenizer, without bulk work.
         back_at: When a crashed engine is probably replaced; None if there is an engine, or none comes.
     """
 
@@ -82,14 +82,6 @@ class LoadPredictor:
     @property
     def idle(self) -> bool:
         return not self.queue.items and not any(self.lanes.load) and self.back_at is None
-
-    def alone_us(self, model: ModelIndex, tokens: int) -> tuple[float, float]:
-        """The minimum and the probable time of one text on an idle device."""
-        costs = self.costs[model]
-        table_us = costs.wide.batch_us(tokens, 1)
-        correction = costs.corrections[WIDE]
-        factor = correction.at(tokens)
-        return (table_us * factor if factor < 1 else table_us), table_us * factor + correction.overhead_us
 
     def demand(self, model: ModelIndex, lengths: Sequence[int]) -> Demand:
         costs = self.costs[model]

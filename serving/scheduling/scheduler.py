@@ -3,7 +3,7 @@
 Its driver passes the time, in seconds of any monotonic clock, and acts on the results:
 
     scheduler.engine_up(lanes, costs)
-    permit = scheduler.admission.admit(...)            admits a request by an estimate, or rejects it
+    permit = scheduler.admission.permit(...)           or `admit`, which may reject a request by an estimate
     permit.confirm(lengths, now)                       after tokenization; may reject it too
     scheduler.submit(items, permit, now)               queues all of a request's items, or starts its only one
     while assignment := scheduler.next(now): ...       what it returns has left the queue and must run
@@ -125,24 +125,25 @@ class Scheduler:
 
     # The queue.
 
-    def submit(self, items: Sequence[WorkItem], permit: Permit, now: float) -> Assignment | None:
-        """Queues all items of a request of one model, or starts a single one at once if the device is idle.
+    def submit(
+        self, items: Sequence[WorkItem], permit: Permit, now: float, *, at_once: bool = True
+    ) -> Assignment | None:
+        """Queues all items of a request of one model, or starts a single one if the device is idle and `at_once`.
 
         Returns what was started, as `next` does; None if the items wait. The permit must have been confirmed at this
         time.
         """
-        first = items[0]
+        first, demand = items[0], permit.demand
+        if demand is None:
+            raise ValueError("the permit has not been confirmed")
         if permit.priority != BULK:
             self._last_online = now
-        if permit.alone_us is not None:
+        if at_once and len(items) == 1 and self.predictor.idle:
             first.priority = permit.priority
             first.deadline = permit.due
             bulk = float(permit.priority == BULK)
-            alone = Assignment(WIDE, [first], first.tokens, first.tokens, 0, now, permit.alone_us, bulk=bulk)
+            alone = Assignment(WIDE, [first], first.tokens, first.tokens, 0, now, demand.cost_us, bulk=bulk)
             return self._start(alone, now)
-        demand = permit.demand
-        if demand is None:
-            raise ValueError("the permit has not been confirmed")
         key = self.predictor.key(demand, permit.due, now)
         for item in items:
             item.priority = permit.priority
@@ -289,8 +290,9 @@ class Scheduler:
 
     def _device_us(self, lane: int, us: float) -> float:
         """Time of the whole device that corresponds to time of a lane."""
-        lanes, policy = len(self.lanes.load), self.policy
-        return us if lanes == 1 or (lane == WIDE and not policy.apart) else us / (lanes - 1)
+        predictor = self.predictor
+        lanes = len(predictor.lanes.load)
+        return us if lanes == 1 or (lane == WIDE and not predictor.policy.apart) else us / (lanes - 1)
 
     def _count(self, assignment: Assignment, occupied_us: float) -> None:
         bulk, us = assignment.bulk, self._device_us(assignment.lane, occupied_us)

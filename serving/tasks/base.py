@@ -16,6 +16,7 @@ import numpy as np
 
 from bertserve.serving.errors import InvalidRequest, quoted
 from bertserve.serving.records import IDS, MASK, POSITIONS, TYPES, TensorSpec
+from bertserve.serving.tasks.prompts import Prepared, Prompts, prepare
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 O = TypeVar("O")  # noqa: E741  the options
 O_contra = TypeVar("O_contra", contravariant=True)
-S = TypeVar("S", bound=msgspec.Struct)
 V = TypeVar("V")
 A = TypeVar("A", bound=Sized)
 """The answer of a task: one element for each input."""
@@ -44,7 +44,7 @@ class TaskOptions(msgspec.Struct, Generic[A], frozen=True):
     """What a request may change about its answer. The class of the options selects the task."""
 
 
-class Facts(Protocol):
+class Facts(Prompts, Protocol):
     """What a task may know about a model. A manifest implements and documents it."""
 
     @property
@@ -180,13 +180,8 @@ def sizes_bytes(tokenizer: Tokenizer, inputs: Sequence[TextInput], _: object, *,
     return tokenizer.sizes_bytes(inputs, truncate=truncate)
 
 
-QUERIES = ("query", "search_query")
-"""The values of `input_type`, and names of prompts, that stand for a search query."""
-
-
-def for_side(options: S, side: str | None) -> S:
-    """The options with the `query` that an `input_type` or a prompt's name stands for; unchanged without one."""
-    return options if side is None else msgspec.structs.replace(options, query=side in QUERIES)
+def encode(tokenizer: Tokenizer, inputs: Sequence[TextInput], _: object, *, truncate: Truncate) -> list[EncodedText]:
+    return tokenizer.encode(inputs, truncate=truncate)
 
 
 def never(_: object, __: object = None) -> bool:
@@ -201,19 +196,15 @@ class Way(Generic[O, A]):
         task: The task of the models that answer; None fits models of every task.
         check: Rejects options that a model does not support, with `InvalidRequest`.
         sizes_bytes: Size of each input. Rejects inputs that are too long to be read.
-        expand: Turns the request's inputs into those that the model reads; None if they are the same.
-        encode: None if each input is encoded by itself, as `TextTokenizer.encode` does.
+        prepare: Turns checked options and the inputs into those that the model reads, by the request's prompt name and
+            input type. By default it puts the prompt before each text.
+        encode: By default each input is encoded by itself.
         token_numbers: Numbers of the answer for each token; 0 if the answer does not grow with a text's tokens.
         text_numbers: The same for each text of the engine.
         token_outputs: Whether finishing takes time for each token, so that long texts need a thread for it.
         after: Units of work that finishing takes, by the inputs and the tokens of each text of the engine. The warm-up
             measures the time of a unit. None if it takes no time to speak of.
-        prompt_apart: Whether inputs are pairs of prompt and text, instead of both in one text.
-        prompts_by_side: Whether inputs are pairs of query and document, each with the prompt of its side.
         windows: Whether these options read a text that is too long in several windows; otherwise it is truncated.
-        for_side: The options of a request for its `input_type` or the name of its prompt, for tasks that encode queries
-            and documents differently; None for other tasks.
-        engineless: With `for_side`: whether requests with these options need no engine. They finish without rows.
     """
 
     options: type[O]
@@ -221,17 +212,13 @@ class Way(Generic[O, A]):
     finish: Callable[[Work[O]], A]
     check: Callable[[O, Facts], None] = accept
     sizes_bytes: SizesBytes[O] = sizes_bytes
-    expand: Callable[[Sequence[TextInput], O], Sequence[TextInput]] | None = None
-    encode: Encode[O] | None = None
+    prepare: Callable[[Sequence[TextInput], O, Facts, str | None, str | None], Prepared[O]] = prepare
+    encode: Encode[O] = encode
     token_numbers: Callable[[O, Facts], int] = never
     text_numbers: Callable[[O, Facts], int] = never
     token_outputs: bool = False
     after: Callable[[Sequence[TextInput], Sequence[int], O, Facts], int] | None = None
     windows: Callable[[O], bool] = never
-    prompt_apart: bool = False
-    prompts_by_side: bool = False
-    for_side: Callable[[O, str | None], O] | None = None
-    engineless: Callable[[O, Facts], bool] = never
 
 
 class GraphOutput(NamedTuple):

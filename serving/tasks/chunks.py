@@ -15,8 +15,9 @@ import numpy as np
 from bertserve.serving.errors import InvalidRequest, WrongTask, quoted
 from bertserve.serving.records import EncodedChunk
 from bertserve.serving.tasks import embed
-from bertserve.serving.tasks.base import TaskOptions, Way, all_tokens, checked, pairs_of
+from bertserve.serving.tasks.base import TaskOptions, Way, all_tokens, checked, pairs_of, texts_of
 from bertserve.serving.tasks.embed import EmbedOptions
+from bertserve.serving.tasks.prompts import Prepared, find_prompt
 from bertserve.serving.tasks.windows import USUAL_OVERLAP, by_input, chunk_ranges, merged, too_many_chunks
 
 if TYPE_CHECKING:
@@ -83,6 +84,18 @@ def check_late(options: ChunkOptions, manifest: Facts) -> None:
     check(options, manifest)
 
 
+def prepare(
+    inputs: Sequence[TextInput], options: ChunkOptions, facts: Facts, prompt_name: str | None, input_type: str | None
+) -> Prepared[ChunkOptions]:
+    """Pairs of the prompt and each text."""
+    texts = texts_of(inputs)
+    if input_type is None and prompt_name is None:
+        prompt_name = facts.default_prompt
+    asked = input_type is not None or prompt_name is not None
+    prompt = find_prompt(facts, prompt_name, input_type) if asked else ""
+    return Prepared([(prompt, text) for text in texts], options)
+
+
 def sizes_bytes(tokenizer: Tokenizer, inputs: Sequence[TextInput], _: ChunkOptions, *, truncate: Truncate) -> list[int]:
     return tokenizer.windows_sizes_bytes(pairs_of(inputs), truncate=truncate)
 
@@ -145,11 +158,11 @@ WAY: Way[ChunkOptions, list[list[Chunk]]] = Way(
     _finish,
     check,
     sizes_bytes,
+    prepare=prepare,
     encode=encode,
     text_numbers=lambda options, facts: embed.numbers(options.vectors, facts),
     token_outputs=True,
     windows=lambda _: True,
-    prompt_apart=True,
 )
 
 LATE: Way[ChunkOptions, list[list[Chunk]]] = Way(
@@ -158,9 +171,9 @@ LATE: Way[ChunkOptions, list[list[Chunk]]] = Way(
     _finish_late,
     check_late,
     sizes_bytes,
+    prepare=prepare,
     encode=encode_whole,
     token_outputs=True,
     after=all_tokens,
     windows=lambda _: True,
-    prompt_apart=True,
 )

@@ -28,10 +28,10 @@ from bertserve.serving.tasks.base import (
     Way,
     check_top_k,
     checked,
-    for_side,
     output_at,
     texts_of,
 )
+from bertserve.serving.tasks.prompts import Prepared, for_side, prompted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -87,8 +87,16 @@ def check(options: EmbedSparseOptions, _: Facts) -> None:
         raise InvalidRequest("`threshold` is NaN; it must be a number")
 
 
-def engineless(options: EmbedSparseOptions, manifest: Facts) -> bool:
-    return options.query and manifest.query_weights
+def prepare(
+    inputs: Sequence[TextInput],
+    options: EmbedSparseOptions,
+    facts: Facts,
+    prompt_name: str | None,
+    input_type: str | None,
+) -> Prepared[EmbedSparseOptions]:
+    options = for_side(options, input_type or prompt_name)
+    inputs = prompted(inputs, facts, prompt_name, input_type)
+    return Prepared(inputs, options, engineless=options.query and facts.query_weights)
 
 
 def encode(
@@ -184,10 +192,9 @@ _WAY: Way[EmbedSparseOptions, list[SparseVector]] = Way(
     "embed_sparse",
     finish,
     check,
+    prepare=prepare,
     encode=encode,
     after=lambda _, lengths, __, ___: len(lengths),
-    for_side=for_side,
-    engineless=engineless,
 )
 
 TASK = Task(

@@ -24,11 +24,11 @@ from bertserve.serving.tasks.base import (
     Vector,
     Way,
     checked,
-    for_side,
     output_at,
     padded,
 )
 from bertserve.serving.tasks.embed import VECTOR
+from bertserve.serving.tasks.prompts import Prepared, for_side, prompted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,6 +48,17 @@ class EmbedTokensOptions(TaskOptions[list[NDArray[np.float32]]], frozen=True):
     """
 
     query: bool = False
+
+
+def prepare(
+    inputs: Sequence[TextInput],
+    options: EmbedTokensOptions,
+    facts: Facts,
+    prompt_name: str | None,
+    input_type: str | None,
+) -> Prepared[EmbedTokensOptions]:
+    options = for_side(options, input_type or prompt_name)
+    return Prepared(prompted(inputs, facts, prompt_name, input_type), options)
 
 
 def encode(
@@ -121,10 +132,10 @@ TASK = Task(
         EmbedTokensOptions,
         "embed_tokens",
         _finish,
+        prepare=prepare,
         encode=encode,
         token_numbers=token_numbers,
         token_outputs=True,
-        for_side=for_side,
     ),
     graph=(GraphOutput("token_embeddings", (-1, "hidden_size")),),  # includes special tokens
     facts=frozenset({"default_prompt", "dimensions", "multi_vector"}),

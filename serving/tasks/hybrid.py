@@ -15,7 +15,7 @@ from bertserve.serving.errors import InvalidRequest
 from bertserve.serving.tasks import combined
 from bertserve.serving.tasks.base import TaskOptions, Way, Work
 from bertserve.serving.tasks.combined import CombinedOptions, Embedded
-from bertserve.serving.tasks.maxsim import encode, mean_maxsim, products, scored, sizes_bytes
+from bertserve.serving.tasks.maxsim import encode, mean_maxsim, prepare, products, scored, sizes_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,8 +84,8 @@ WAY: Way[HybridOptions, list[float]] = Way(
     finish,
     check,
     sizes_bytes,
+    prepare=prepare,
     encode=encode,
     token_outputs=True,
     after=_after,
-    prompts_by_side=True,
 )

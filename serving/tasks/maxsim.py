@@ -14,6 +14,7 @@ from bertserve.serving.errors import WrongTask
 from bertserve.serving.tasks.base import TaskOptions, Way, checked, go_on, output_at, pairs_of
 from bertserve.serving.tasks.embed_tokens import EmbedTokensOptions, vectors
 from bertserve.serving.tasks.embed_tokens import encode as encode_side
+from bertserve.serving.tasks.prompts import Prepared, find_prompt, has_sides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from bertserve.serving.records import EncodedText, TextInput, Truncate
     from bertserve.serving.tasks.base import Check, Facts, Tokenizer, Work
 
+O = TypeVar("O")  # noqa: E741  the options
 E = TypeVar("E")
 """The embedding of a text."""
 
@@ -46,6 +48,15 @@ class MaxSimOptions(TaskOptions[list[float]], frozen=True):
 def check(_: MaxSimOptions, manifest: Facts) -> None:
     if manifest.multi_vector is None:
         raise WrongTask("the model embeds tokens, but is no multi-vector model (ColBERT), which can rank texts")
+
+
+def prepare(inputs: Sequence[TextInput], options: O, facts: Facts, *_: object) -> Prepared[O]:
+    """Pairs of query and document, each with its side's prompt; raises `InvalidRequest` for other inputs."""
+    pairs = pairs_of(inputs)
+    if not has_sides(facts):
+        return Prepared(pairs, options)  # as in Sentence Transformers, where the default prompt is for neither side
+    before, behind = find_prompt(facts, None, "query"), find_prompt(facts, None, "document")
+    return Prepared([(before + query, behind + document) for query, document in pairs], options)
 
 
 def sizes_bytes(tokenizer: Tokenizer, inputs: Sequence[TextInput], _: object, *, truncate: Truncate) -> list[int]:
@@ -125,8 +136,8 @@ WAY: Way[MaxSimOptions, list[float]] = Way(
     finish,
     check,
     sizes_bytes,
+    prepare=prepare,
     encode=encode,
     token_outputs=True,
     after=products,
-    prompts_by_side=True,
 )

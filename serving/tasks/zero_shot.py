@@ -15,6 +15,7 @@ import numpy as np
 from bertserve.serving.errors import EmptyInput, InvalidRequest, WrongTask
 from bertserve.serving.tasks.base import CHARACTERS_PER_TOKEN, TaskOptions, Way, softmax, texts_of
 from bertserve.serving.tasks.classify import LabelScore
+from bertserve.serving.tasks.prompts import Prepared, prompted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,10 +78,17 @@ def _entailment(labels: Sequence[str]) -> int | None:
     return next((index for index, label in enumerate(labels) if label.lower().startswith("entail")), None)
 
 
-def expand(inputs: Sequence[TextInput], options: ZeroShotOptions) -> Sequence[TextInput]:
+def prepare(
+    inputs: Sequence[TextInput],
+    options: ZeroShotOptions,
+    facts: Facts,
+    prompt_name: str | None,
+    input_type: str | None,
+) -> Prepared[ZeroShotOptions]:
     """Pairs of each text with each label's sentence, as the model reads them."""
+    texts = texts_of(prompted(inputs, facts, prompt_name, input_type))
     hypotheses = [options.template.format(label) for label in options.labels]
-    return [(text, hypothesis) for text in texts_of(inputs) for hypothesis in hypotheses]
+    return Prepared([(text, hypothesis) for text in texts for hypothesis in hypotheses], options)
 
 
 def encode(
@@ -109,4 +117,4 @@ def _finish(work: Work[ZeroShotOptions]) -> list[list[LabelScore]]:
     return finish(work.rows, work.options, work.manifest.labels)
 
 
-WAY = Way(ZeroShotOptions, "classify", _finish, check, expand=expand, encode=encode)
+WAY = Way(ZeroShotOptions, "classify", _finish, check, prepare=prepare, encode=encode)

@@ -141,9 +141,10 @@ def test_row_35_a_shorter_wait_is_still_taken(busy_server: Server) -> None:
         assert len(client.embed([TEXT], timeout_ms=60_000).vectors) == 1
 
 
-def test_row_35_a_refusal_comes_before_tokenising(busy_server: Server) -> None:
+def test_row_35_a_refusal_of_a_long_text_comes_before_tokenising(busy_server: Server) -> None:
     """Of an input that the tokenizer would find wrong, a busy server does not get to know that."""
-    wrong, hurry = b'{"inputs": [101, 99999999, 102]}', {"X-Request-Timeout-Ms": str(4 * BATCH_MS)}
+    wrong = json.dumps({"inputs": [101, *[99999999] * 1000, 102]}).encode()
+    hurry = {"X-Request-Timeout-Ms": str(4 * BATCH_MS)}
     assert post_json(busy_server.http, "/embed", wrong, hurry).status == 429
     assert post_json(busy_server.http, "/embed", wrong).status == 422
 

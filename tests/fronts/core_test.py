@@ -46,7 +46,6 @@ class AtOnce:
     def __init__(self, fails_to_start: int = 0, fails_to_pack: int = 0) -> None:
         self.costs = [None]
         self.permits = 0
-        self.admission = SimpleNamespace(permit=self.permit)
         self.started = self.releases = 0
         self.fails_to_start = fails_to_start
         self.fails_to_pack = fails_to_pack
@@ -54,26 +53,25 @@ class AtOnce:
 
     def permit(self, *_: object) -> SimpleNamespace:
         self.permits += 1
-        return SimpleNamespace(release=self.release_permit)
+        return SimpleNamespace(model=0, release=self.release_permit)
 
     def release_permit(self) -> None:
         self.permits -= 1
 
-    def start(self, _: object, texts: list[EncodedText], answered: Any) -> Any:
+    def start(self, permit: object, texts: list[EncodedText], answered: Any) -> Any:
         self.started += 1
         if self.started == self.fails_to_start:
             raise RuntimeError("cannot start")
         answered.set_result(None)
-        items = [SimpleNamespace(text=text) for text in texts]
         rows: list[Any] = [(np.zeros(MIB // 4, np.float32),)] * len(texts)
         self.rows.append(weakref.ref(rows[0][0]))
         if self.started == self.fails_to_pack:
             rows = [None]
         return SimpleNamespace(
             future=answered,
-            model=0,
-            items=items,
-            result=lambda: rows,
+            permit=permit,
+            texts=texts,
+            rows=rows,
             queue_us=0.0,
             compute_us=0.0,
             submitted=0.0,
@@ -98,7 +96,6 @@ async def link_of(
         outputs={BATCHED: SPECS[BATCHED].outputs},
         padded=set(),
         is_present=lambda _: True,
-        tell_crowded=lambda: None,
     )
     ours, front = socket.socketpair()
     ours.setblocking(False)

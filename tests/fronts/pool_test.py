@@ -50,7 +50,7 @@ async def pauses(lives: list[float | None], monkeypatch: pytest.MonkeyPatch) -> 
     starts: list[float] = []
     monkeypatch.setattr(pool, "FrontProcess", lambda *_: Failing(lives, starts))
     monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=now))
-    parts = {"_ending": False, "_fronts": [], "_crowded": False, "slots": SimpleNamespace(values=[0]), "restarts": 0}
+    parts = {"_ending": False, "_fronts": [], "slots": SimpleNamespace(values=[0]), "restarts": 0}
     keeper = SimpleNamespace(**parts, _setup=lambda _: None, changed=lambda: None)
     with pytest.raises(IndexError):  # there are no more
         await pool.FrontPool._keep(cast("Any", keeper), 0, cast("Any", None), PeerDebts(30_000, 1))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from array import array
 
 import pytest
 
+from bertserve.serving.engine.process.wire import FrameReader
 from bertserve.serving.fronts.remote import CoreLink
-from bertserve.serving.records import DEFAULT_PRIORITY, ModelIndex
+from bertserve.serving.fronts.wire import KINDS, Kind
+from bertserve.serving.records import DEFAULT_PRIORITY, EncodedText, ModelIndex
 from tests.support.virtual_time import asynchronous
+from tests.support.waiting import turns
 
 
 async def link_of() -> tuple[CoreLink, socket.socket]:
@@ -20,16 +24,19 @@ async def link_of() -> tuple[CoreLink, socket.socket]:
     return link, core
 
 
-@pytest.mark.parametrize("crowded", [True, False])
-@pytest.mark.parametrize("caches", [True, False])
 @pytest.mark.parametrize("short", [True, False])
 @asynchronous
-async def test_the_core_may_have_the_answer_of_a_short_request(*, short: bool, caches: bool, crowded: bool) -> None:
-    """It gives a cached one although its queue is full, so a front does not ask it for an admission first."""
+async def test_the_core_admits_a_short_request_with_its_texts(*, short: bool) -> None:
+    """It may have a cached answer although its queue is full; texts that wait for the tokenizer are admitted first."""
     link, core = await link_of()
     with core:
-        link.caches, link.crowded = caches, crowded
-        permit = link.admit(
-            ModelIndex(0), [1], longest=None, arrival=0.0, timeout_ms=None, priority=DEFAULT_PRIORITY, now=0.0
-        )
-        assert permit.must_ask(short=short) is (not short or (crowded and not caches))
+        if short:
+            permit = link.permit(ModelIndex(0), 3, 1, 0.0, None, DEFAULT_PRIORITY)
+            waiting = asyncio.create_task(link.run(permit, [EncodedText(array("i", [1, 2, 3]))]))
+        else:
+            waiting = asyncio.create_task(link.admit(ModelIndex(0), [4096], longest=512))
+        await turns()
+        ((kind, *_),) = FrameReader(KINDS).feed(core.recv(4096))
+        assert kind is (Kind.RUN if short else Kind.ASK)
+        waiting.cancel()
+        await turns()

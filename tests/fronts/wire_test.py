@@ -84,7 +84,7 @@ def test_rows_arrive_as_they_were_sent(sent: list[Row], *, cached: bool) -> None
     found = unpack_rows(payload)
     assert (found.queue_us, found.compute_us, found.submitted) == (1.5, 2.5, 3.5)
     assert found.cached is cached
-    for row, expected in zip(found.result(), sent, strict=True):
+    for row, expected in zip(found.rows, sent, strict=True):
         for part, other in zip(row, expected, strict=True):
             assert part.dtype == other.dtype
             np.testing.assert_array_equal(part, other)

@@ -86,10 +86,7 @@ def test_long_work_ends_at_its_next_block(
     """And comes to the same answer if it may go on. Its unit was measured as the model was opened."""
     way = WAYS[type(options)]
     model = Repository.open(tasks_repository).find(None, task=way.task)
-    if way.encode is None:
-        texts = list(model.tokenizer.encode(inputs, truncate=True))
-    else:
-        texts = list(way.encode(model.tokenizer, inputs, options, truncate=True))
+    texts = list(way.encode(model.tokenizer, inputs, options, truncate=True))
     rows = rows_of(model.manifest, texts)
 
     def finish(check: Check) -> Any:
@@ -182,9 +179,9 @@ class Served:
             sizes_bytes=lambda inputs, **_: [4] * len(inputs),
             encode=lambda inputs, **_: [EncodedText(array("i", [1, 2]))] * len(inputs),
         )
-        manifest = SimpleNamespace(max_length=512, outputs=[])
+        manifest = SimpleNamespace(max_length=512, outputs=[], default_prompt=None)
         model = SimpleNamespace(index=BATCHED, name="a", version="1", manifest=manifest, tokenizer=tokenizer)
-        model.prompted, model.after_us = lambda inputs, *_: inputs, {EndlessOptions: 1e6}
+        model.after_us = {EndlessOptions: 1e6}
         self.pipeline = Pipeline(
             settings=SimpleNamespace(auto_truncate=True, max_client_batch_size=8, max_timeout_ms=60_000.0),  # type: ignore[arg-type]
             repository=SimpleNamespace(find=lambda *_: model, compute_type="cpu"),  # type: ignore[arg-type]

@@ -65,15 +65,15 @@ class Instant(Dispatcher):
     def __init__(self, row: Row) -> None:
         self.row = row
 
-    async def run(self, permit: Permit, texts: Sequence[EncodedText]) -> PendingRequest:  # noqa: ARG002
+    async def run(self, permit: Permit, texts: Sequence[EncodedText]) -> PendingRequest:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        request = PendingRequest(BATCHED, texts, [len(one.ids) for one in texts], 0.0, future)
+        request = PendingRequest(permit, texts, 0.0, future)
         request.rows = [self.row] * len(texts)
         return request
 
 
 def numbers(found: CachedRows) -> list[list[float]]:
-    return [row.tolist() for (row,) in found.result()]
+    return [row.tolist() for (row,) in found.rows]
 
 
 def right(*texts: EncodedText) -> list[list[float]]:
@@ -224,7 +224,7 @@ async def test_answers_cannot_be_changed_and_keep_no_batch() -> None:
     """Requests share the arrays; a view would keep its whole batch in memory."""
     both = Cached()
     await both.answered(text(1), text(2))
-    ((row,),) = (await both.answered(text(1))).result()
+    ((row,),) = (await both.answered(text(1))).rows
     assert {type(part) for part in _key(BATCHED, text(1))} == {int, bytes}, "no texts"
     assert row.base is None
     with pytest.raises(ValueError, match="read-only"):

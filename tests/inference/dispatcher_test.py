@@ -73,7 +73,7 @@ async def test_a_thousand_batches_that_complete_at_once() -> None:
     """An engine may answer before `submit` returns, however much waits: nothing piles up on the stack."""
     texts = [text(number) for number in range(1000)]
     pending = await run_request(inline(), TEXT_BY_TEXT, texts, now() + 1)
-    assert len(pending.result()) == 1000
+    assert len(pending.rows) == 1000
 
 
 @virtually

@@ -22,6 +22,7 @@ from bertserve.serving.tasks.embed_sparse import TASK, EmbedSparseOptions, Named
 
 WORDS = 40
 FACTS: Any = SimpleNamespace(
+    default_prompt=None,
     outputs=(TensorSpec("indices", "int32", (-1, 8)), TensorSpec("weights", "float32", (-1, 8))),
     query_weights=True,
     active=8,
@@ -92,10 +93,10 @@ def test_the_limit_of_an_encoder_holds_for_its_queries() -> None:
 def test_who_needs_no_engine() -> None:
     """Queries of models whose queries have weights; documents and other models do."""
     options = EmbedSparseOptions(query=True)
-    other: Any = SimpleNamespace(query_weights=False)
-    assert embed_sparse.engineless(options, FACTS)
-    assert not embed_sparse.engineless(EmbedSparseOptions(), FACTS)
-    assert not embed_sparse.engineless(options, other)
+    other: Any = SimpleNamespace(query_weights=False, default_prompt=None)
+    assert embed_sparse.prepare([], options, FACTS, None, None).engineless
+    assert not embed_sparse.prepare([], EmbedSparseOptions(), FACTS, None, None).engineless
+    assert not embed_sparse.prepare([], options, other, None, None).engineless
     with pytest.raises(InvalidRequest, match="at least 1"):
         embed_sparse.check(EmbedSparseOptions(top_k=0), FACTS)
 

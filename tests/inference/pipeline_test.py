@@ -45,14 +45,13 @@ class Blocked:
 def test_a_deadline_runs_while_a_request_waits_for_the_tokenizer() -> None:
     """The one that passes there gets its 504 then, and not when its turn would come; nothing of it stays."""
     tokenizer = Blocked()
-    manifest = SimpleNamespace(max_length=512, hidden_size=8)
+    manifest = SimpleNamespace(max_length=512, hidden_size=8, default_prompt=None)
     model = SimpleNamespace(
         index=ModelIndex(0),
         name="a",
         version="1",
         manifest=manifest,
         tokenizer=tokenizer,
-        prompted=lambda inputs, *_: inputs,
     )
 
     async def main() -> None:
@@ -79,9 +78,9 @@ def test_a_deadline_runs_while_a_request_waits_for_the_tokenizer() -> None:
         assert dispatcher.load().admitted_tokens == 512
         first.cancel()
         await asyncio.wait({first})
-        assert pipeline._tokenizer_turn.locked(), "its thread goes on, and no other begins beside it"
+        assert pipeline._tokenizing._turn.locked(), "its thread goes on, and no other begins beside it"
         tokenizer.go_on.set()
-        async with asyncio.timeout(30), pipeline._tokenizer_turn:
+        async with asyncio.timeout(30), pipeline._tokenizing._turn:
             pass
         assert dispatcher.load().admitted_tokens == 0
         assert dispatcher.load().wait_s == 0

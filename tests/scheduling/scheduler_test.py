@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bertserve.serving.errors import BertserveError, DeadlineExceeded, Overloaded
 from bertserve.serving.records import BULK, DEFAULT_PRIORITY, PRIORITIES
-from bertserve.serving.scheduling.admission import AdmissionLimits, Permit
+from bertserve.serving.scheduling.admission import AdmissionLimits
 from bertserve.serving.scheduling.batcher import WIDE, Policy
 from bertserve.serving.scheduling.scheduler import Scheduler
 from tests.support.costs import constant, model_costs, per_token
@@ -134,8 +134,9 @@ def test_a_prediction_counts_what_is_on_its_way_to_the_queue() -> None:
     """A text that is being tokenised in a thread will be there before the next one."""
     scheduler = one_lane(per_token(125))
     submit(scheduler, 64)
-    with Permit(scheduler.admission, FIRST, DEFAULT_PRIORITY, 60.0) as permit:
-        permit.expect([4 * 126] * 10, None)
+    with scheduler.admission.admit(
+        FIRST, [4 * 126] * 10, longest=None, arrival=0.0, timeout_ms=60_000.0, priority=DEFAULT_PRIORITY, now=0.0
+    ):
         assert scheduler.predictor.drain_s(0.0) == pytest.approx(0.088)
         with pytest.raises(Overloaded):
             submit(scheduler, 64, timeout=0.09)

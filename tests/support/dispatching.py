@@ -42,7 +42,7 @@ def costs() -> list[ModelCosts]:
 
 
 def pooled(pending: PendingRequest) -> np.ndarray:
-    return np.stack([row for (row,) in pending.result()])
+    return np.stack([row for (row,) in pending.rows])
 
 
 def text(*ids: int) -> EncodedText:

@@ -40,13 +40,14 @@ from bertserve.serving.inference.pipeline import INLINE_NUMBERS, check_count, ch
 from bertserve.serving.inference.ranking import ranking
 from bertserve.serving.inference.requests import InferRequest
 from bertserve.serving.oip.service import SERVER_VERSION
-from bertserve.serving.tasks.base import checked
+from bertserve.serving.tasks.base import checked, texts_of
 from bertserve.serving.tasks.chunks import ChunkOptions, LateChunkOptions
 from bertserve.serving.tasks.classify import ClassifyOptions, LabelScore
 from bertserve.serving.tasks.combined import CombinedOptions, offered
 from bertserve.serving.tasks.embed import EmbedOptions
 from bertserve.serving.tasks.embed_sparse import EmbedSparseOptions
 from bertserve.serving.tasks.embed_tokens import EmbedTokensOptions
+from bertserve.serving.tasks.prompts import prompted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -291,12 +292,11 @@ async def tokenize(context: AppContext, http: HttpRequest) -> HttpReply:
     texts = [message.inputs] if isinstance(message.inputs, str) else message.inputs
     check_count(len(texts), context.settings.max_client_batch_size, "`inputs`")
     check_not_empty(texts)
-    inputs = model.prompted(texts, message.prompt_name, message.input_type)
-    prompted = [text for text in inputs if isinstance(text, str)]
+    texts = texts_of(prompted(texts, model.manifest, message.prompt_name, message.input_type))
     body = await context.pipeline.read(
         model,
-        sum(model.tokenizer.sizes_bytes(prompted)),
-        lambda tokenizer: msgspec.json.encode([tokenizer.tokens(text, special=special) for text in prompted]),
+        sum(model.tokenizer.sizes_bytes(texts)),
+        lambda tokenizer: msgspec.json.encode([tokenizer.tokens(text, special=special) for text in texts]),
     )
     return HttpReply(body)
 

@@ -221,12 +221,9 @@ class Served:
         task.check(options, model.manifest)
         answers: list[Answer | Unanswered] = []
         whole: list[tuple[Any, Sequence[Any]]] = []
-        for each in model.prompted(inputs, None):
+        for each in task.prepare(inputs, options, model.manifest, None, None).inputs:
             try:
-                if task.encode is None:
-                    texts: Sequence[Any] = model.tokenizer.encode([each], truncate=True)
-                else:
-                    texts = task.encode(model.tokenizer, [each], options, truncate=True)
+                texts = task.encode(model.tokenizer, [each], options, truncate=True)
             except InvalidRequest as refusal:
                 answers.append(Unanswered(f"422: {refusal.message}"))
                 continue
