@@ -17,7 +17,7 @@ from bertserve.export.checkpoint.modules import (
     width_after,
 )
 from bertserve.export.errors import ExportError
-from bertserve.serving.models.manifest import POOLING_MODES, Similarity
+from bertserve.serving.tasks.parts import POOLING_MODES, Similarity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -20,13 +20,14 @@ from bertserve.export.checkpoint import (
 from bertserve.export.checkpoint.families import FAMILIES, family_of
 from bertserve.export.checkpoint.families.family import ACTIVATIONS, ALIASES, require
 from bertserve.export.checkpoint.folder import Folder
-from bertserve.export.checkpoint.labels import REGRESSION, Asked, Labels, read_activation, read_labels, task_of_head
+from bertserve.export.checkpoint.labels import REGRESSION, Asked, read_activation, read_labels, task_of_head
 from bertserve.export.checkpoint.modules import Dense, Normalize
 from bertserve.export.checkpoint.token_heads import TokenHead  # noqa: TC001  a field's type
 from bertserve.export.errors import ExportError
 from bertserve.export.progress import quiet
 from bertserve.export.texts import corpus
 from bertserve.serving.tasks import TASKS
+from bertserve.serving.tasks.parts import Labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
     from bertserve.export.checkpoint.families.family import Family
     from bertserve.export.checkpoint.layouts.case import Case
     from bertserve.export.checkpoint.source import Source
-    from bertserve.serving.models.manifest import Activation
-    from bertserve.serving.records import EncodedText, MultiVector
+    from bertserve.serving.records import EncodedText
+    from bertserve.serving.tasks.parts import Activation, MultiVector
 
 CANDIDATES = 100
 """Candidates of fill_mask for each mask, unless the vocabulary is smaller."""
@@ -49,13 +50,10 @@ _MOST = {"layers": 1 << 10, "positions": 1 << 20}
 """Maximum sizes, by our names, if no tensor need have a row or column for each."""
 
 _MIN_LENGTH = 3
-_OF_SENTENCE_TRANSFORMERS = frozenset({"default_prompt", "activation"})
-"""Tasks that users run with Sentence Transformers; the others run with Transformers."""
-
 _OF_SIDES: Asked = "embed_tokens"
 """The task of multi-vector models."""
 
-_NO_LABELS = Labels((), multi_label=False)
+_NO_LABELS = Labels(())
 
 
 @dataclass(slots=True, frozen=True)
@@ -100,11 +98,6 @@ class Checkpoint:
         return tuple(head.task for head in self.token_heads)
 
     @property
-    def facts(self) -> frozenset[str]:
-        """The fields of a manifest that belong to its task."""
-        return TASKS[self.task].facts
-
-    @property
     def architecture(self) -> str:
         """The class in its configuration, which need not be one of Transformers."""
         return _named_architecture(self.config, self.family)
@@ -125,7 +118,7 @@ class Checkpoint:
     @property
     def has_modules(self) -> bool:
         """Whether modules of Sentence Transformers follow the encoder."""
-        return "pooling" in self.facts or self.multi_vector is not None
+        return TASKS[self.task].part == "embedding" or self.multi_vector is not None
 
     @property
     def layers(self) -> int:
@@ -195,12 +188,12 @@ class Checkpoint:
     @property
     def candidates(self) -> int:
         """Candidate words of the graph for each mask; 0 for other tasks."""
-        return min(CANDIDATES, self.size("vocab_size")) if "candidates" in self.facts else 0
+        return min(CANDIDATES, self.size("vocab_size")) if TASKS[self.task].fills_masks else 0
 
     @property
     def default_prompt(self) -> str | None:
         """The name of the prompt for texts without one."""
-        return self.sentence.default_prompt if "default_prompt" in self.facts else None
+        return self.sentence.default_prompt if TASKS[self.task].embeds else None
 
     def sha256(self) -> str:
         """SHA-256 over the bytes of its weights: the encoder's, then those of each module after pooling and head."""
@@ -211,7 +204,7 @@ class Checkpoint:
     def query_weights(self) -> Folder | None:
         """The folder with the weights of queries, for the task embed_sparse; None if they are encoded."""
         found = self.sentence.sparse
-        return None if found is None or "query_weights" not in self.facts else found.queries
+        return None if found is None or TASKS[self.task].part != "sparse" else found.queries
 
     def encode(self, texts: Sequence[corpus.Text]) -> list[EncodedText]:
         """Inputs of its task as token ids, truncated to its maximum; for fill_mask with masked tokens.
@@ -259,16 +252,16 @@ def open_checkpoint(
         raise ExportError(
             f"checkpoint {source.path}: Transformers has no {family.stem} with a head for the task {task}"
         )
-    facts = TASKS[task].facts
+    part = TASKS[task].part
     matryoshka: tuple[int, ...] = ()
-    if "matryoshka" in facts:
+    if part == "embedding":
         dimensions = sentence.dimensions(config[family.sizes["hidden_size"]])
         matryoshka = _matryoshka(config, sentence, dimensions)
         for assumed in sentence.notices:
             notice(assumed)
     sentence, active = _sparse(source, task, sentence, config[family.sizes["vocab_size"]])
     labels = _NO_LABELS
-    if "labels" in facts:
+    if part == "labels":
         labels = read_labels(sentence.encoder, config, asked)
     for pattern in _WORDS:
         for path in sentence.encoder.path.glob(pattern):
@@ -294,7 +287,7 @@ def open_checkpoint(
     probes.check(f"checkpoint {source.path}", words, config[family.sizes["vocab_size"]], length)
     _check_queries(task, sentence, words, config[family.sizes["vocab_size"]], length)
     activation: Activation = "sigmoid"
-    if "activation" in facts:
+    if part == "activation":
         activation = read_activation(folder, config, folder.object("config_sentence_transformers.json"))
     return Checkpoint(
         *(source, config, family, task, sentence, words, files, labels, length, matryoshka, activation, active, multi),
@@ -385,7 +378,7 @@ def _sparse(
 
     A folder that does not say it is read as Sentence Transformers reads it.
     """
-    if "active" not in TASKS[task].facts:
+    if TASKS[task].part != "sparse":
         return sentence, 0
     if sentence.sparse is None and (sentence.pools or sentence.is_cross_encoder):
         file = token_heads.FILES["sparse"]
@@ -403,7 +396,7 @@ def _check_queries(
 ) -> None:
     """Checks that queries and documents have the same tokens; a bundle has one tokenizer."""
     queries = None if sentence.sparse is None else sentence.sparse.queries
-    if queries is None or "query_weights" not in TASKS[task].facts or queries.has(sparse.IDF):
+    if queries is None or TASKS[task].part != "sparse" or queries.has(sparse.IDF):
         return
     own = vocabulary.read(queries, vocab_size)
     if (own.content, own.truncation_side) != (words.content, words.truncation_side):
@@ -429,7 +422,7 @@ def _matryoshka(config: dict[str, Any], sentence: pooling.SentenceConfig, dimens
 def _check_special(
     source: Source, config: dict[str, Any], family: Family, task: str, words: vocabulary.Vocabulary
 ) -> None:
-    if "candidates" in TASKS[task].facts and "mask" not in words.special_ids:
+    if TASKS[task].fills_masks and "mask" not in words.special_ids:
         raise ExportError(f"checkpoint {source.path}: the task {task} needs a mask token, and the tokenizer has none")
     if family.offset_positions and config.get("pad_token_id", 1) != words.special_ids["pad"]:
         raise ExportError(
@@ -449,7 +442,8 @@ def _positions(
     if not family.position_table or ("position_biased_input" in family.settings and not _placed(config)):
         # Transformers uses the tokenizer's limit alone. Sentence Transformers caps that limit at the positions, but not
         # max_seq_length.
-        own = sentence.max_length or (None if TASKS[task].facts & _OF_SENTENCE_TRANSFORMERS else words.length_limit)
+        is_sentence_model = TASKS[task].embeds or TASKS[task].part == "activation"
+        own = sentence.max_length or (None if is_sentence_model else words.length_limit)
         return max(own or 0, positions)
     # RoBERTa's first position is the padding id + 1; earlier ones are never used.
     return positions - words.special_ids["pad"] - 1 if family.offset_positions else positions

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
 
     from bertserve.export.checkpoint.vocabulary import Vocabulary
-    from bertserve.serving.records import MultiVector
+    from bertserve.serving.tasks.parts import Labels, MultiVector
 
 Score = Callable[[Sequence[Row]], dict[str, float]]
 """Computes the metrics, times 100 and by name, from raw answers in the order of the examples' texts."""
@@ -49,9 +49,7 @@ class Reader:
         task: The name of the model's task.
         vocabulary: The model's tokenizer.
         max_length: Maximum tokens of an input; longer ones are truncated.
-        labels: Names of its classes or tags.
-        multi_label: Whether each label is decided independently.
-        regression: Whether the labels are values.
+        labels: Its classes or tags; no names for other tasks.
         prompt: The prefix of each text that is embedded.
         multi_vector: How a multi-vector model reads queries and documents; None for other models.
         prompts: Prompts by name.
@@ -60,9 +58,7 @@ class Reader:
     task: str
     vocabulary: Vocabulary
     max_length: int
-    labels: Sequence[str]
-    multi_label: bool
-    regression: bool = False
+    labels: Labels
     prompt: str = ""
     multi_vector: MultiVector | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)

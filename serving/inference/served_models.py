@@ -124,7 +124,7 @@ class ServedModel(ServableArtifact):
             return prompts[name]
         if name is not None:
             raise InvalidRequest("`prompt_name` and `input_type` both select a prompt; send one of them")
-        if "default_prompt" not in self.task.facts:
+        if not self.task.embeds:
             raise InvalidRequest(f"`input_type` is for embeddings; this model has the task {self.manifest.task}")
         by_name = {own.casefold(): text for own, text in prompts.items()}
         candidates = (input_type, *next((side for side in _SIDES if input_type in side), ()))

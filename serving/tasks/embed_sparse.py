@@ -19,7 +19,6 @@ from numpy.typing import NDArray  # noqa: TC002  bulk work reads the annotations
 from bertserve.serving.errors import InvalidRequest
 from bertserve.serving.tasks import replies
 from bertserve.serving.tasks.base import (
-    Beside,
     GraphOutput,
     LoadFormat,
     Output,
@@ -30,8 +29,10 @@ from bertserve.serving.tasks.base import (
     checked,
     for_side,
     output_at,
+    size_of,
     texts_of,
 )
+from bertserve.serving.tasks.parts import present
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -88,7 +89,7 @@ def check(options: EmbedSparseOptions, _: Facts) -> None:
 
 
 def engineless(options: EmbedSparseOptions, manifest: Facts) -> bool:
-    return options.query and manifest.query_weights
+    return options.query and present(manifest.sparse).query_weights
 
 
 def encode(
@@ -102,7 +103,7 @@ def encode(
 def finish(work: Work[EmbedSparseOptions]) -> list[SparseVector]:
     options = work.options
     table = work.tokenizer.query_weights if options.query else None
-    weighed = _looked_up(work.texts, table, work.manifest.active) if table is not None else _computed(work)
+    weighed = _computed(work) if table is None else _looked_up(work.texts, table, size_of(work.manifest, "weights"))
     vectors = [_sparse(indices, weights, options) for indices, weights in checked(weighed, work.check, 1)]
     return [_named(vector, work.tokenizer) for vector in vectors] if options.tokens else vectors
 
@@ -194,8 +195,8 @@ TASK = Task(
     way=_WAY,
     # The largest weights of a text, descending; an entry of weight 0 is padding.
     graph=(GraphOutput("indices", ("active",), "int32"), GraphOutput("weights", ("active",))),
-    facts=frozenset({"active", "query_weights", "similarity", "default_prompt"}),
-    beside=Beside((GraphOutput("token_weights", (-1,)),)),
+    part="sparse",
+    token_head=(GraphOutput("token_weights", (-1,)),),
     head="ForMaskedLM",
     path="/embed_sparse",
     example={"inputs": "What is a T4?"},
@@ -209,7 +210,7 @@ TASK = Task(
     ),
     recorded=_recorded,
     column=lambda options, _: ("sparse", NamedSparseVector if options.tokens else SparseVector),
-    summary=lambda facts: f"at most {facts.active} of {facts.vocab_size} weights",
+    summary=lambda facts: f"at most {size_of(facts, 'weights')} of {facts.vocab_size} weights",
     load=LoadFormat(
         answers=lambda found: [[(one["index"], one["value"]) for one in vector] for vector in replies.listed(found)],
         row=lambda indices, values: list(zip(indices, values, strict=True)),
