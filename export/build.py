@@ -53,6 +53,7 @@ from bertserve.serving.models.manifest import (
 from bertserve.serving.models.node_cache import CacheWriter
 from bertserve.serving.models.verified_dir import digest
 from bertserve.serving.tasks import TASKS
+from bertserve.serving.tasks.parts import Embedding, Sparse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -171,9 +172,7 @@ class _Export:
             checkpoint.task,
             checkpoint.vocabulary,
             checkpoint.max_length,
-            checkpoint.labels.names,
-            checkpoint.labels.multi_label,
-            checkpoint.labels.regression,
+            checkpoint.labels,
             checkpoint.sentence.prompts.get(checkpoint.default_prompt or "", ""),
             checkpoint.multi_vector,
             checkpoint.sentence.prompts,
@@ -400,7 +399,6 @@ class _Export:
         self._findings[path.name] = page.Finding(verdict.comparison, latencies)
         return Artifact(
             file=path.name,
-            kind="onnx",
             precision=kind.precision,
             target=kind.target,
             sha256=digest(path),
@@ -494,26 +492,20 @@ class _Export:
     def _manifest(self, artifacts: tuple[Artifact, ...], files: tuple[FileEntry, ...]) -> Manifest:
         checkpoint, writer = self._checkpoint, self._writer
         source, sentence = checkpoint.source, checkpoint.sentence
-        embeds = "pooling" in TASKS[checkpoint.task].facts
+        part = TASKS[checkpoint.task].part
+        embedding = Embedding(sentence.pooling, sentence.normalize, checkpoint.matryoshka, sentence.similarity)
+        weights = Sparse(checkpoint.query_weights is not None, sentence.similarity)
+        heads = {head.output for head in checkpoint.token_heads}
         return Manifest(
             schema_version=SCHEMA_VERSION,
             model=writer.model,
             version=writer.version,
             task=checkpoint.task,
-            pooling="+".join(sentence.pooling) if embeds else None,
-            dimensions=checkpoint.dimensions if checkpoint.dimensions != checkpoint.encoder.hidden_size else None,
-            normalize=sentence.normalize if embeds else True,
-            matryoshka=checkpoint.matryoshka,
-            similarity=sentence.similarity if "similarity" in TASKS[checkpoint.task].facts else None,
-            labels=checkpoint.labels.names,
-            multi_label=checkpoint.labels.multi_label,
-            regression=checkpoint.labels.regression,
-            activation=checkpoint.score_activation,
-            candidates=checkpoint.candidates,
-            active=checkpoint.active,
-            query_weights=checkpoint.query_weights is not None,
-            multi_vector=checkpoint.multi_vector
-            or token_heads.sides(checkpoint.token_heads, checkpoint.max_length, checkpoint.dimensions),
+            embedding=embedding if part == "embedding" else None,
+            labels=checkpoint.labels if part == "labels" else None,
+            sparse=weights if part == "sparse" else Sparse() if "sparse" in heads else None,
+            multi_vector=checkpoint.multi_vector or token_heads.sides(checkpoint.token_heads, checkpoint.max_length),
+            activation=checkpoint.score_activation if part == "activation" else None,
             hidden_size=checkpoint.encoder.hidden_size,
             vocab_size=checkpoint.encoder.vocab_size,
             max_length=checkpoint.max_length,
@@ -525,7 +517,6 @@ class _Export:
             source=Source(source.name, checkpoint.encoder.architecture, checkpoint.sha256(), source.revision()),
             tools=_tools(),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            also=checkpoint.also,
             prompts=sentence.prompts,
             default_prompt=checkpoint.default_prompt,
             recipe=self._recipe.sha256(),
@@ -540,8 +531,7 @@ def comparator_of(checkpoint: Checkpoint) -> DecisionComparator:
         checkpoint.also,
         task_model.outputs(checkpoint),
         checkpoint.vocabulary.special_ids,
-        multi_label=checkpoint.labels.multi_label,
-        regression=checkpoint.labels.regression,
+        checkpoint.labels.problem,
     )
 
 

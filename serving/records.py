@@ -51,56 +51,6 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shape: tuple[int, ...]
 
 
-class Expansion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How queries of a multi-vector model are filled up with a token.
-
-    Attributes:
-        token: Id of the token.
-        length: Tokens of a filled query, including special tokens.
-        attended: Whether attention sees the added tokens. Otherwise they only get vectors.
-    """
-
-    token: int
-    length: int
-    attended: bool
-
-
-class MultiVector(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a multi-vector model (ColBERT) reads queries and documents, beside their prompts.
-
-    Attributes:
-        query_length: Maximum tokens of a query, including special tokens.
-        document_length: Maximum tokens of a document, including special tokens.
-        expansion: None if queries are not filled up.
-        skipped: Ids of tokens without a vector, such as punctuation.
-        skips_queries: Whether `skipped` applies to queries.
-        skips_documents: Whether `skipped` applies to documents.
-        normalized: Whether the graph scales vectors to length 1.
-        mean: Whether a score is by default the mean over a query's vectors, instead of the sum.
-        skips_first: Whether the first token has no vector.
-        dimensions: Components of a vector; None for the manifest's.
-    """
-
-    query_length: int
-    document_length: int
-    expansion: Expansion | None = None
-    skipped: tuple[int, ...] = ()
-    skips_queries: bool = False
-    skips_documents: bool = True
-    normalized: bool = True
-    mean: bool = False
-    skips_first: bool = False
-    dimensions: int | None = None
-
-    @property
-    def unattended(self) -> bool:
-        """Whether queries may hold tokens that attention must ignore."""
-        return self.expansion is not None and not self.expansion.attended
-
-    def length(self, *, query: bool) -> int:
-        return self.query_length if query else self.document_length
-
-
 class EncodedText(msgspec.Struct, frozen=True):
     """One input as token ids, including special tokens.
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+
+from bertserve.serving.tasks.parts import Labels
 
 if TYPE_CHECKING:
     from bertserve.export.checkpoint.encoder import Encoder
     from bertserve.export.checkpoint.folder import Folder
-    from bertserve.serving.models.manifest import Activation
+    from bertserve.serving.tasks.parts import Activation, Problem
 
 REGRESSION: Literal["regression"] = "regression"
 """Can be requested as a task: the task classify with values instead of labels."""
 
-_PROBLEMS = {"single_label_classification": False, "multi_label_classification": True, REGRESSION: False}
-"""Values of problem_type, and whether labels are independent."""
-
+_PROBLEMS: dict[str, Problem] = {
+    "single_label_classification": "single_label",
+    "multi_label_classification": "multi_label",
+    REGRESSION: REGRESSION,
+}
+"""Values of problem_type."""
 
 _RELEVANCES: dict[str, Activation] = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
@@ -23,19 +27,6 @@ _RELEVANCES: dict[str, Activation] = {
     "torch.nn.modules.linear.Identity": "identity",
     "torch.nn.Identity": "identity",
 }
-
-
-@dataclass(slots=True, frozen=True)
-class Labels:
-    """The meaning of a head's outputs.
-
-    Attributes:
-        names: By index; names may repeat.
-    """
-
-    names: tuple[str, ...]
-    multi_label: bool
-    regression: bool = False
 
 
 def count_labels(config: dict[str, Any]) -> int:
@@ -112,13 +103,13 @@ def read_labels(encoder: Encoder, task: str) -> Labels:
     # Numbers become digits, because labels in answers are texts.
     names = tuple(str(named[index]) for index in indices)
     if task == "tag":
-        return Labels(names, multi_label=False)
+        return Labels(names)
     problem = config.get("problem_type") or "single_label_classification"
     if str(problem) not in _PROBLEMS:
         raise encoder.folder.error(
             f"problem_type {problem!r} with {len(names)} outputs cannot be exported; supported: {', '.join(_PROBLEMS)}"
         )
     if REGRESSION in {problem, task}:
-        return Labels(names, multi_label=False, regression=True)
+        return Labels(names, REGRESSION)
     # A single output is an independent yes or no.
-    return Labels(names, multi_label=_PROBLEMS[problem] or len(names) == 1)
+    return Labels(names, "multi_label" if len(names) == 1 else _PROBLEMS[problem])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from bertserve.export.checkpoint.modules import READERS, Dense, Normalize, integer
 from bertserve.export.errors import ExportError
-from bertserve.serving.records import Expansion, MultiVector
+from bertserve.serving.tasks.parts import Expansion, MultiVector
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

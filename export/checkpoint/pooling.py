@@ -16,7 +16,7 @@ from bertserve.export.checkpoint.modules import (
     integer,
     width_after,
 )
-from bertserve.serving.models.manifest import POOLING_MODES, Similarity
+from bertserve.serving.tasks.parts import POOLING_MODES, Similarity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -19,19 +19,20 @@ from bertserve.export.checkpoint import (
 from bertserve.export.checkpoint.encoder import Encoder, open_encoder
 from bertserve.export.checkpoint.families.family import ALIASES
 from bertserve.export.checkpoint.folder import Folder
-from bertserve.export.checkpoint.labels import REGRESSION, Labels, read_activation, read_labels, task_of_head
+from bertserve.export.checkpoint.labels import REGRESSION, read_activation, read_labels, task_of_head
 from bertserve.export.checkpoint.modules import Dense, Normalize
 from bertserve.export.checkpoint.token_heads import TokenHead  # noqa: TC001  a field's type
 from bertserve.export.texts import corpus
 from bertserve.serving.tasks import TASKS
+from bertserve.serving.tasks.parts import Labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from bertserve.export.checkpoint.layouts.case import Case
     from bertserve.export.checkpoint.source import Source
-    from bertserve.serving.models.manifest import Activation
-    from bertserve.serving.records import EncodedText, MultiVector
+    from bertserve.serving.records import EncodedText
+    from bertserve.serving.tasks.parts import Activation, MultiVector
 
 CANDIDATES = 100
 """Candidates of fill_mask for each mask, unless the vocabulary is smaller."""
@@ -40,13 +41,10 @@ _WORDS = ("vocab.txt", "merges.txt", "*.model")
 """Tokenizer files that are not JSON."""
 
 _MIN_LENGTH = 3
-_OF_SENTENCE_TRANSFORMERS = frozenset({"default_prompt", "activation"})
-"""Tasks that users run with Sentence Transformers; the others run with Transformers."""
-
 _MULTI_VECTOR = "embed_tokens"
 """The task of multi-vector models."""
 
-_NO_LABELS = Labels((), multi_label=False)
+_NO_LABELS = Labels(())
 
 
 @dataclass(slots=True, frozen=True)
@@ -82,11 +80,6 @@ class Checkpoint:
         return tuple(head.task for head in self.token_heads)
 
     @property
-    def facts(self) -> frozenset[str]:
-        """The fields of a manifest that belong to its task."""
-        return TASKS[self.task].facts
-
-    @property
     def dimensions(self) -> int:
         """Size of a text's vector for the task embed; of a token's vector for others."""
         return self.sentence.dimensions(self.encoder.hidden_size) if self.has_modules else self.encoder.hidden_size
@@ -94,7 +87,7 @@ class Checkpoint:
     @property
     def has_modules(self) -> bool:
         """Whether modules of Sentence Transformers follow the encoder."""
-        return "pooling" in self.facts or self.multi_vector is not None
+        return TASKS[self.task].part == "embedding" or self.multi_vector is not None
 
     @property
     def segments(self) -> bool:
@@ -106,7 +99,7 @@ class Checkpoint:
     @property
     def positions(self) -> int:
         """Maximum tokens of an input by its positions."""
-        return _positions(self.encoder, self.facts, self.vocabulary, self.sentence.transformer.max_length)
+        return _positions(self.encoder, self.task, self.vocabulary, self.sentence.transformer.max_length)
 
     @property
     def first_segment(self) -> bool:
@@ -128,12 +121,12 @@ class Checkpoint:
     @property
     def candidates(self) -> int:
         """Candidate words of the graph for each mask; 0 for other tasks."""
-        return min(CANDIDATES, self.encoder.vocab_size) if "candidates" in self.facts else 0
+        return min(CANDIDATES, self.encoder.vocab_size) if TASKS[self.task].fills_masks else 0
 
     @property
     def default_prompt(self) -> str | None:
         """The name of the prompt for texts without one."""
-        return self.sentence.default_prompt if "default_prompt" in self.facts else None
+        return self.sentence.default_prompt if TASKS[self.task].embeds else None
 
     def sha256(self) -> str:
         """SHA-256 over the bytes of its weights: the encoder's, then those of each module after pooling and head."""
@@ -144,7 +137,7 @@ class Checkpoint:
     def query_weights(self) -> Folder | None:
         """The folder with the weights of queries, for the task embed_sparse; None if they are encoded."""
         found = self.sentence.sparse
-        return None if found is None or "query_weights" not in self.facts else found.queries
+        return None if found is None or TASKS[self.task].part != "sparse" else found.queries
 
     def encode(self, texts: Sequence[corpus.Text]) -> list[EncodedText]:
         """Inputs of its task as token ids, truncated to its maximum; for fill_mask with masked tokens.
@@ -180,10 +173,6 @@ class _Task:
     matryoshka: tuple[int, ...]
     active: int
 
-    @property
-    def facts(self) -> frozenset[str]:
-        return TASKS[self.name].facts
-
 
 def open_checkpoint(
     source: Source,
@@ -212,7 +201,7 @@ def open_checkpoint(
     length, sides = _find_lengths(model, task, words, max_length)
     probes.check(f"checkpoint {source.path}", words, model.encoder.vocab_size, length)
     _check_queries(model, task, words, length)
-    is_reranker = "activation" in task.facts
+    is_reranker = TASKS[task.name].part == "activation"
     return Checkpoint(
         source=source,
         encoder=model.encoder,
@@ -274,17 +263,17 @@ def _read_task(model: _Model, asked: str, notice: Callable[[str], None]) -> _Tas
     task = "classify" if asked == REGRESSION else asked
     if task in encoder.family.tasks_without:
         raise model.folder.error(f"Transformers has no {encoder.family.stem} with a head for the task {task}")
-    facts, active, labels = TASKS[task].facts, 0, _NO_LABELS
+    part, active, labels = TASKS[task].part, 0, _NO_LABELS
     matryoshka: tuple[int, ...] = ()
-    if "matryoshka" in facts:
+    if part == "embedding":
         matryoshka = _matryoshka(encoder, sentence)
         for assumed in sentence.notices:
             notice(assumed)
-    if "active" in facts:
+    if part == "sparse":
         found = _sparse(model)
         sentence = replace(sentence, sparse=found)
         active = min(found.max_active_dims or encoder.vocab_size, encoder.vocab_size)
-    if "labels" in facts:
+    if part == "labels":
         labels = read_labels(encoder, asked)
     return _Task(task, _project(sentence, encoder), labels, matryoshka, active)
 
@@ -358,7 +347,7 @@ def _read_tokens(
 
 def _check_special(model: _Model, task: _Task, words: vocabulary.Vocabulary) -> None:
     family, config = model.encoder.family, model.encoder.config
-    if "candidates" in task.facts and "mask" not in words.special_ids:
+    if TASKS[task.name].fills_masks and "mask" not in words.special_ids:
         raise model.folder.error(f"the task {task.name} needs a mask token, and the tokenizer has none")
     if family.offset_positions and config.get("pad_token_id", 1) != words.special_ids["pad"]:
         raise model.folder.error(
@@ -372,7 +361,7 @@ def _find_lengths(
 ) -> tuple[int, MultiVector | None]:
     """The maximum length of an input, and how a multi-vector model reads queries and documents."""
     sentence, stated = task.sentence, task.sentence.transformer.max_length
-    positions = _positions(model.encoder, task.facts, words, stated)
+    positions = _positions(model.encoder, task.name, words, stated)
     own = stated or words.length_limit or positions
     length = requested or min(own, positions)
     # The special tokens alone always fit.
@@ -388,13 +377,14 @@ def _find_lengths(
     return max(sides.query_length, sides.document_length), sides
 
 
-def _positions(encoder: Encoder, facts: frozenset[str], words: vocabulary.Vocabulary, stated: int | None) -> int:
+def _positions(encoder: Encoder, task: str, words: vocabulary.Vocabulary, stated: int | None) -> int:
     """Maximum tokens of an input by the model's positions; `stated` is the limit of Sentence Transformers' files."""
     positions = encoder.size("positions")
     if not encoder.has_position_table:
         # Transformers uses the tokenizer's limit alone. Sentence Transformers caps that limit at the positions, but not
         # max_seq_length.
-        own = stated or (None if facts & _OF_SENTENCE_TRANSFORMERS else words.length_limit)
+        is_sentence_model = TASKS[task].embeds or TASKS[task].part == "activation"
+        own = stated or (None if is_sentence_model else words.length_limit)
         return max(own or 0, positions)
     # RoBERTa's first position is the padding id + 1; earlier ones are never used.
     return positions - words.special_ids["pad"] - 1 if encoder.family.offset_positions else positions
@@ -403,7 +393,7 @@ def _positions(encoder: Encoder, facts: frozenset[str], words: vocabulary.Vocabu
 def _check_queries(model: _Model, task: _Task, words: vocabulary.Vocabulary, length: int) -> None:
     """Checks that queries and documents have the same tokens; a bundle has one tokenizer."""
     queries = None if task.sentence.sparse is None else task.sentence.sparse.queries
-    if queries is None or "query_weights" not in task.facts or queries.has(sparse.IDF):
+    if queries is None or TASKS[task.name].part != "sparse" or queries.has(sparse.IDF):
         return
     own = vocabulary.read(queries, model.encoder.vocab_size)
     if (own.content, own.truncation_side) != (words.content, words.truncation_side):

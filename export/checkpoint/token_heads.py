@@ -10,8 +10,8 @@ from safetensors import safe_open
 
 from bertserve.export.checkpoint.weights import Weights, readable
 from bertserve.export.errors import ExportError
-from bertserve.serving.records import MultiVector
 from bertserve.serving.tasks.combined import TASKS
+from bertserve.serving.tasks.parts import MultiVector
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,13 +79,11 @@ def read(folder: Folder, hidden_size: int, asked: Sequence[str] | None) -> tuple
         return tuple(pool.map(lambda output: _read(folder, output, hidden_size), wanted))
 
 
-def sides(heads: Sequence[TokenHead], max_length: int, vector_size: int) -> MultiVector | None:
+def sides(heads: Sequence[TokenHead], max_length: int) -> MultiVector | None:
     """How a multi-vector output reads queries and documents: alike, without a vector of the first token."""
-    columns = next((head.columns for head in heads if head.output == "tokens"), None)
-    if columns is None:
+    if all(head.output != "tokens" for head in heads):
         return None
-    own = None if columns == vector_size else columns
-    return MultiVector(max_length, max_length, mean=True, skips_first=True, dimensions=own)
+    return MultiVector(max_length, max_length, mean=True, skips_first=True)
 
 
 def _read(folder: Folder, output: str, hidden_size: int) -> TokenHead:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from bertserve.export.checkpoint.folder import Folder
-    from bertserve.serving.records import MultiVector, Side
+    from bertserve.serving.records import Side
+    from bertserve.serving.tasks.parts import MultiVector
 
     Text = str | tuple[str, str]
 

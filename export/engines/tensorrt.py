@@ -119,7 +119,6 @@ def artifact(build: EngineBuild, file: Path, precision: Precision = "fp16") -> A
     """The manifest's entry of an engine that was not compared with PyTorch yet."""
     return Artifact(
         file=file.name,
-        kind="tensorrt",
         precision=precision,
         target=target_of(build.compute_capability),
         sha256=digest(file),

@@ -163,7 +163,7 @@ def _build(kind: Any, checkpoint: Checkpoint) -> torch.nn.Module:  # noqa: ANN40
     settings[family.names.get(family.activation, family.activation)] = checkpoint.encoder.activation
     settings |= family.derived(config)
     task = TASKS[checkpoint.task]
-    if task.facts & {"labels", "activation"}:
+    if task.part in {"labels", "activation"}:
         settings["num_labels"] = len(checkpoint.labels.names) or 1
     has_pooler = task.headless and family.pooling_layer
     with family.accepted(checkpoint.source.path, config):

@@ -53,7 +53,7 @@ The tokens of every text are compared; equal tokens give equal numbers, so few t
 _MAX_LONG = 2
 _SHOWN_TOKENS = 8
 _SHOWN_NUMBERS = 3
-_UNPROVEN = Artifact("", "onnx", "fp32", "cpu", "", 0, batch_invariant=True, parity=None, invariance=None, operators={})
+_UNPROVEN = Artifact("", "fp32", "cpu", "", 0, batch_invariant=True, parity=None, invariance=None, operators={})
 """Stands for the artifact where a request's path does not read it."""
 
 

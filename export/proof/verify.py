@@ -28,6 +28,8 @@ from bertserve.serving.models.bundle import data_entry
 from bertserve.serving.models.manifest import TOKENIZER
 from bertserve.serving.models.node_cache import CacheWriter, Proof
 from bertserve.serving.models.verified_dir import digest
+from bertserve.serving.tasks import TASKS
+from bertserve.serving.tasks.parts import Labels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,13 +117,13 @@ class _Verification:
         manifest = bundle.manifest
         self._bundle, self._manifest = bundle, manifest
         self._threads, self._progress = threads, progress
+        self._labels = manifest.labels or Labels(())
         self._comparator = comparator_of(
             manifest.task,
             manifest.also,
             manifest.outputs,
             manifest.special_ids,
-            multi_label=manifest.multi_label,
-            regression=manifest.regression,
+            self._labels.problem,
         )
         content = (bundle.path / TOKENIZER).read_bytes()
         self._vocabulary = Vocabulary(content, manifest.special_ids, None, manifest.truncation_side)
@@ -167,7 +169,7 @@ class _Verification:
                 encoded = self._vocabulary.encode_sides(answers.texts, manifest.multi_vector, manifest.prompts)
             else:
                 encoded = self._vocabulary.encode(answers.texts, manifest.max_length)
-        if manifest.candidates:
+        if TASKS[manifest.task].fills_masks:
             encoded = corpus.with_masks(encoded, manifest.special_ids)
         if encoded != list(answers.encoded):
             raise ExportError(f"bundle {path}: {TOKENIZER} gives different token IDs from those of the export")
@@ -179,9 +181,7 @@ class _Verification:
             manifest.task,
             self._vocabulary,
             manifest.max_length,
-            manifest.labels,
-            manifest.multi_label,
-            manifest.regression,
+            self._labels,
             "" if manifest.default_prompt is None else manifest.prompts[manifest.default_prompt],
             manifest.multi_vector,
             manifest.prompts,

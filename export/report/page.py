@@ -16,6 +16,7 @@ from bertserve.export.report.terminal import accuracy, answer, end_to_end, execu
 from bertserve.export.tasks.limits import Limits
 from bertserve.export.texts.corpus import shown
 from bertserve.serving.models.manifest import FileEntry
+from bertserve.serving.tasks.base import size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -118,13 +119,13 @@ def _bundle(manifest: Manifest) -> Iterator[html.Part]:
         "Inputs": _tensors(manifest.inputs),
         "Outputs": _tensors(manifest.outputs),
         "Hidden size": manifest.hidden_size,
-        **({"Vector size": manifest.vector_size} if manifest.pooling else {}),
+        **({"Vector size": size_of(manifest, "pooled")} if manifest.embedding else {}),
         "Vocabulary": f"{manifest.vocab_size} tokens",
         "Special tokens": ", ".join(f"{name} {number}" for name, number in manifest.special_ids.items()),
         "Tools": ", ".join(f"{name} {version}" for name, version in manifest.tools.items()),
     }
     yield facts
-    if labels := [f"{index} {label}" for index, label in enumerate(manifest.labels)]:
+    if labels := [f"{index} {label}" for index, label in enumerate(manifest.labels.names if manifest.labels else ())]:
         yield html.Listing(labels, f"{len(labels)} labels")
     if prompts := [f"{name}: {words!r}" for name, words in manifest.prompts.items()]:
         yield html.Listing(prompts, f"{len(prompts)} prompts")

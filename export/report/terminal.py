@@ -40,9 +40,8 @@ def end_to_end(manifest: Manifest) -> str:
     if reference.unproven:
         return f"not compared: {reference.unproven}"
     found = [(artifact, beside) for artifact in manifest.artifacts if (beside := artifact.end_to_end) is not None]
-    sides = manifest.multi_vector
-    of_tokens = manifest.task == "embed_tokens"
-    unit = sides is not None and sides.normalized if of_tokens else manifest.normalize and manifest.task == "embed"
+    sides, embedding = manifest.multi_vector, manifest.embedding
+    unit = embedding.normalize if embedding else sides is not None and sides.normalized
     scaled = f"vectors {'' if unit else 'not '}scaled to length 1"
     vectors = any(beside.cosine_mean is not None for _, beside in found)
     figures = "; ".join(_beside(artifact, beside, manifest.task) for artifact, beside in found)
@@ -108,7 +107,7 @@ def whole(bundle: Bundle) -> list[str | Table]:
         "sizes": f"up to {manifest.max_length} tokens of {manifest.vocab_size}, hidden size {manifest.hidden_size}",
         "at text": end_to_end(manifest),
         "vectors": "; ".join(_vectors(manifest)),
-        "labels": ", ".join(manifest.labels),
+        "labels": ", ".join(manifest.labels.names if manifest.labels else ()),
         "prompts": ", ".join(
             f"{name} {words!r}{' (default)' if name == manifest.default_prompt else ''}"
             for name, words in manifest.prompts.items()
@@ -123,10 +122,11 @@ def whole(bundle: Bundle) -> list[str | Table]:
 
 
 def _vectors(manifest: Manifest) -> Iterator[str]:
-    if manifest.similarity is not None:
-        yield f"compared by {manifest.similarity}"
-    if manifest.matryoshka:
-        yield f"can be truncated to {', '.join(map(str, manifest.matryoshka))} dimensions"
+    part = manifest.embedding or manifest.sparse
+    if part and part.similarity:
+        yield f"compared by {part.similarity}"
+    if manifest.embedding and manifest.embedding.matryoshka:
+        yield f"can be truncated to {', '.join(map(str, manifest.embedding.matryoshka))} dimensions"
 
 
 def _details(artifact: Artifact, task: str) -> Iterator[str]:

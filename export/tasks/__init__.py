@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from bertserve.export.tasks.base import TaskExport
     from bertserve.export.tasks.decisions import DecisionComparator
     from bertserve.serving.records import TensorSpec
+    from bertserve.serving.tasks.parts import Problem
 
 EXPORTS: dict[str, TaskExport] = {
     "embed": embed.EXPORT,
@@ -33,11 +34,9 @@ def comparator_of(
     also: Sequence[str],
     outputs: Sequence[TensorSpec],
     special_ids: Mapping[str, int],
-    *,
-    multi_label: bool,
-    regression: bool,
+    problem: Problem,
 ) -> DecisionComparator:
     """The comparator of a graph that answers a task, and perhaps others (`Manifest.also`)."""
     ids = dict(special_ids)
     further = {other: (EXPORTS[other].further_comparator or EXPORTS[other].comparator)(outputs, ids) for other in also}
-    return EXPORTS[task].comparator(outputs, ids, multi_label, regression, further)
+    return EXPORTS[task].comparator(outputs, ids, problem, further)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
 
     from bertserve.export.checkpoint.vocabulary import Vocabulary
-    from bertserve.serving.records import MultiVector
+    from bertserve.serving.tasks.parts import Labels, MultiVector
 
 Score = Callable[[Sequence[Row]], dict[str, float]]
 """Computes the metrics, times 100 and by name, from raw answers in the order of the examples' texts."""
@@ -44,15 +44,14 @@ class Reader:
 
     Attributes:
         max_length: Maximum tokens of an input; longer ones are truncated.
+        labels: Its classes or tags; no names for other tasks.
         prompt: The prefix of each text that is embedded.
     """
 
     task: str
     vocabulary: Vocabulary
     max_length: int
-    labels: Sequence[str]
-    multi_label: bool
-    regression: bool = False
+    labels: Labels
     prompt: str = ""
     multi_vector: MultiVector | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from bertserve.export.tasks.libraries.library import tokens
 from bertserve.export.tasks.libraries.pipelines import Transformers
 from bertserve.export.tasks.limits import UNDIRECTED, limits_for
 from bertserve.serving.tasks.classify import ClassifyOptions
+from bertserve.serving.tasks.parts import present
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,11 +34,11 @@ class _Comparator(Scores):
     """The label of a text, or each label's state for several labels; for a regression, the order of values."""
 
     def agreement(self, actual: Sequence[Row], expected: Sequence[Row], texts: Sequence[EncodedText]) -> float | None:
-        order = Scores if self.regression else DecisionComparator
+        order = Scores if self.problem == "regression" else DecisionComparator
         return order.agreement(self, actual, expected, texts)
 
     def decisions(self, row: Row, _: EncodedText) -> NDArray[np.int64]:
-        return (row[0] > 0).astype(np.int64) if self.multi_label else np.array([row[0].argmax()])
+        return (row[0] > 0).astype(np.int64) if self.problem == "multi_label" else np.array([row[0].argmax()])
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,11 +48,11 @@ class _Reader(ScoreReader):
     score_column: ClassVar[int] = -1
 
     def rows(self, name: str, rows: list[list[str]]) -> Examples:
-        if self.regression:
-            if len(self.labels) != 1:
+        if self.labels.problem == "regression":
+            if len(self.labels.names) != 1:
                 raise ValueError("a table has one value per row, but the model returns several")
             return ScoreReader.rows(self, name, rows)
-        if self.multi_label:
+        if self.labels.problem == "multi_label":
             raise ValueError("a table cannot have several labels per text")
         expected = [self._label(row[-1]) for row in rows]
         texts = self._encode([self.inputs(row) for row in rows])
@@ -63,9 +64,10 @@ class _Reader(ScoreReader):
         )
 
     def _label(self, word: str) -> int:
-        if word in self.labels:
-            return self.labels.index(word)
-        if not word.isdigit() or int(word) >= len(self.labels):
+        names = self.labels.names
+        if word in names:
+            return names.index(word)
+        if not word.isdigit() or int(word) >= len(names):
             raise ValueError(f"the model has no label {word!r}")
         return int(word)
 
@@ -84,12 +86,12 @@ class Classifier(Transformers):
         return [tokens(self._pipe.preprocess(_keyed(text), truncation=True))]
 
     def answer(self, texts: Sequence[Text], variant: Variant) -> list[Answer]:
-        named = self.checkpoint.labels
+        problem = self.checkpoint.labels.problem
         asked = variant.options.function if isinstance(variant.options, ClassifyOptions) else None
         # `--task regression` requests values, whatever the folder says.
-        function = asked or ("none" if named.regression else None)
+        function = asked or ("none" if problem == "regression" else None)
         replies = self._pipe(list(map(_keyed, texts)), top_k=None, truncation=True, function_to_apply=function)
-        chosen = not (named.regression or named.multi_label)
+        chosen = problem == "single_label"
         return [labels(((str(one["label"]), one["score"]) for one in reply), chosen=chosen) for reply in replies]
 
 
@@ -98,7 +100,7 @@ def _keyed(text: Text) -> dict[str, str]:
 
 
 def _read(answer: Any, manifest: Any) -> Answer:  # noqa: ANN401  see `TaskExport`
-    chosen = not (manifest.regression or manifest.multi_label)
+    chosen = present(manifest.labels).problem == "single_label"
     return labels(((one.label, one.score) for one in answer), chosen=chosen)
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bertserve.serving.records import Array, EncodedText, Row, TensorSpec
+    from bertserve.serving.tasks.parts import Problem
 
     Numbers = NDArray[np.float64]
 
@@ -29,6 +30,7 @@ class DecisionComparator:
     """Reads and compares the raw answers of one model.
 
     Attributes:
+        problem: As in `Labels`.
         further: Comparators of the other tasks that the graph answers, by task. They read the same rows.
         directed: Whether a text's numbers have a direction, so that a cosine is meaningful.
         masked: Whether outputs have an entry for each mask instead of each token.
@@ -36,8 +38,7 @@ class DecisionComparator:
 
     outputs: Sequence[TensorSpec]
     special_ids: dict[str, int]
-    multi_label: bool = False
-    regression: bool = False
+    problem: Problem = "single_label"
     further: Mapping[str, DecisionComparator] = field(default_factory=dict)
     directed: ClassVar[bool] = False
     masked: ClassVar[bool] = False

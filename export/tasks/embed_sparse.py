@@ -16,6 +16,7 @@ from bertserve.export.tasks.libraries.answers import FEW, MANY, NEAR, Answer, Va
 from bertserve.export.tasks.libraries.sentences import BATCH
 from bertserve.export.tasks.limits import limits_for
 from bertserve.serving.records import MASK
+from bertserve.serving.tasks.base import size_of
 from bertserve.serving.tasks.embed_sparse import EmbedSparseOptions, of_tokens
 from bertserve.serving.tasks.prompts import QUERIES
 
@@ -204,7 +205,7 @@ def _surely(chosen: NDArray[np.float32], weights: NDArray[np.float32], count: in
 def _read(answer: SparseVector, manifest: Manifest) -> Answer:
     weights = np.zeros(manifest.vocab_size, np.float32)
     weights[answer.indices] = answer.values
-    return vector(above_cut(weights, manifest.active))
+    return vector(above_cut(weights, 0 if manifest.also else size_of(manifest, "weights")))
 
 
 EXPORT = TaskExport(

@@ -50,13 +50,13 @@ class _Reader(Reader):
 
     def examples(self, path: Path, content: str) -> Examples:
         sentences = _read_conll(content)
-        if unknown := {tag for _, tags in sentences for tag in tags} - {"O", *self.labels}:
+        if unknown := {tag for _, tags in sentences for tag in tags} - {"O", *self.labels.names}:
             raise ValueError(f"the model has no tag {min(unknown)!r}")
         encodings = self._offsets([" ".join(words) for words, _ in sentences])
 
         def score(answers: Sequence[Row]) -> dict[str, float]:
             actual = [
-                _word_tags(row, encoding, words, self.labels)
+                _word_tags(row, encoding, words, self.labels.names)
                 for row, encoding, (words, _) in zip(answers, encodings, sentences, strict=True)
             ]
             return {"entity_f1": metrics.entity_f1(actual, [tags for _, tags in sentences])}

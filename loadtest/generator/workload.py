@@ -97,7 +97,7 @@ def find_bundle(repository: Path, precision: str = "auto", target: str = "cpu") 
 def _artifact(manifest: dict[str, Any], precisions: tuple[str, ...], target: str) -> dict[str, Any] | None:
     for precision in precisions:
         for artifact in manifest["artifacts"]:
-            if (artifact["precision"], artifact["kind"], artifact["target"]) == (precision, "onnx", target):
+            if (artifact["precision"], artifact["target"]) == (precision, target):
                 return dict(artifact)
     return None
 

@@ -155,8 +155,7 @@ class Model:
     @property
     def reads(self) -> list[bool]:
         """For each output of the graph, whether the task reads it; the graph may answer other tasks too."""
-        beside = () if self._task.beside is None else self._task.beside.graph
-        names = {output.name for output in (*self._task.graph, *beside)}
+        names = {output.name for output in (*self._task.graph, *self._task.token_head)}
         return [spec.name in names for spec in self.served.manifest.outputs]
 
     def check_columns(self, columns: int) -> None:

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
 
     from bertserve.serving.models.manifest import Manifest
-    from bertserve.serving.records import MultiVector, Side, TextInput, Truncate
+    from bertserve.serving.records import Side, TextInput, Truncate
+    from bertserve.serving.tasks.parts import MultiVector
 
 
 log = logging.getLogger("bertserve")
@@ -146,7 +147,8 @@ class TextTokenizer:
         for role, ids in (("cls", opened.frame[:1]), ("sep", opened.frame[-1:])):
             if role in manifest.special_ids and ids != [manifest.special_ids[role]]:
                 raise BundleError(f"{file} does not frame a text with the manifest's {role} token")
-        opened.query_weights = query_weights.read(bundle, manifest.vocab_size) if manifest.query_weights else None
+        looks_up = manifest.sparse is not None and manifest.sparse.query_weights
+        opened.query_weights = query_weights.read(bundle, manifest.vocab_size) if looks_up else None
         opened.multi_vector = manifest.multi_vector
         return opened
 

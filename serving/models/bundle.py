@@ -17,17 +17,9 @@ from typing import TYPE_CHECKING
 
 from bertserve.serving.engine.specs import DATA_SUFFIX
 from bertserve.serving.errors import BundleError
-from bertserve.serving.models import verified_dir
+from bertserve.serving.models import earlier_schemas, verified_dir
 from bertserve.serving.models.artifact_scan import UnsafeArtifactError, check_model_file, check_plan_file
-from bertserve.serving.models.manifest import (
-    ENGINE_GRAPHS,
-    MANIFEST,
-    MODEL_NAME,
-    UNPROVEN,
-    FileEntry,
-    Manifest,
-    problem,
-)
+from bertserve.serving.models.manifest import ENGINE_GRAPHS, MANIFEST, MODEL_NAME, FileEntry, Manifest, problem
 from bertserve.serving.models.staging_dir import StagedVersion
 from bertserve.serving.models.verified_dir import UnverifiedError, digest
 
@@ -113,7 +105,7 @@ def read_bundle(path: Path) -> Bundle:
 def warn_of_schema(bundle: Bundle) -> None:
     """Logs what the export of a bundle did not prove, if the manifest has an earlier schema."""
     manifest = bundle.manifest
-    if unproven := UNPROVEN.get(manifest.schema_version):
+    if unproven := earlier_schemas.UNPROVEN.get(manifest.schema_version):
         log.warning(
             "%s: version %d has a manifest of schema %d: %s; export it again",
             *(manifest.model, manifest.version, manifest.schema_version, unproven),
@@ -122,7 +114,7 @@ def warn_of_schema(bundle: Bundle) -> None:
 
 def _read(path: Path, model: str, version: str) -> Bundle:
     try:
-        manifest, sha256 = verified_dir.read(path, MANIFEST, Manifest)
+        manifest, sha256 = verified_dir.read(path, MANIFEST, earlier_schemas.decode)
     except UnverifiedError as error:
         raise BundleError(f"bundle {path}: {error}") from error
     if (broken := problem(manifest, model, version)) is not None:

@@ -14,13 +14,13 @@ import shutil
 import threading
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from bertserve.serving import host
 from bertserve.serving.engine.kinds import engine_for
-from bertserve.serving.models import verified_dir
+from bertserve.serving.models import earlier_schemas, verified_dir
 from bertserve.serving.models.bundle import check_artifact, file_entry
 from bertserve.serving.models.manifest import Accuracy, Artifact, FileEntry, Invariance, Parity, problem
 from bertserve.serving.models.staging_dir import StagedVersion, attempted
@@ -300,13 +300,19 @@ def _check_directory(directory: Path) -> None:
 
 
 def _verified(path: Path, bundle: Bundle) -> CacheEntry:
-    derived, _ = verified_dir.read(path, DERIVED, Derived)
+    derived, _ = verified_dir.read(path, DERIVED, _decode)
     if (broken := next((sentence for is_broken, sentence in _rules(derived, bundle) if is_broken), None)) is not None:
         raise UnverifiedError(f"{DERIVED}: {broken}")
     verified_dir.check(path, DERIVED, derived.entries())
     for artifact in derived.engines:
         check_artifact(path / artifact.file, bundle.manifest, artifact.engine)
     return CacheEntry(path, derived)
+
+
+def _decode(content: bytes) -> Derived:
+    fields = msgspec.json.decode(content, type=dict[str, Any])
+    engines = msgspec.convert(fields.get("engines", []), list[dict[str, Any]])
+    return msgspec.convert(fields | {"engines": earlier_schemas.whole(engines)}, Derived)
 
 
 def _rules(derived: Derived, bundle: Bundle) -> Iterator[tuple[bool, str]]:
@@ -324,7 +330,7 @@ def _rules(derived: Derived, bundle: Bundle) -> Iterator[tuple[bool, str]]:
     yield wrong is not None, str(wrong)
     yield any(entry.file == DERIVED for entry in derived.files), "a file's name is not a plain name"
     yield (
-        any(engine.kind != "tensorrt" or engine.proven for engine in derived.engines),
+        any(engine.engine is None or engine.proven for engine in derived.engines),
         "an engine is not an unproven TensorRT engine",
     )
     names = {artifact.file for artifact in manifest.artifacts}

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 MANIFEST_LIMIT_BYTES = 1 << 20
 
-Schema = TypeVar("Schema", bound=msgspec.Struct)
+Schema = TypeVar("Schema")
 
 
 class Entry(Protocol):
@@ -44,8 +44,8 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read(path: Path, name: str, schema: type[Schema]) -> tuple[Schema, str]:
-    """Reads the manifest `name` in a directory; returns it and the SHA-256 of its bytes.
+def read(path: Path, name: str, decode: Callable[[bytes], Schema]) -> tuple[Schema, str]:
+    """Reads the manifest `name` in a directory; returns what `decode` makes of it, and the SHA-256 of its bytes.
 
     Raises:
         UnverifiedError: It is missing, no plain file, too large, or invalid.
@@ -65,7 +65,7 @@ def read(path: Path, name: str, schema: type[Schema]) -> tuple[Schema, str]:
         raise UnverifiedError(f"{name} has {status.st_size} bytes; the maximum is {MANIFEST_LIMIT_BYTES}")
     content = (path / name).read_bytes()
     try:
-        return msgspec.json.decode(content, type=schema), hashlib.sha256(content).hexdigest()
+        return decode(content), hashlib.sha256(content).hexdigest()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         # The error may quote the file, and ends up on terminals and in logs.
         words = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(error))

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from bertserve.serving.models.manifest import Manifest
     from bertserve.serving.records import Row
 
-_PLATFORMS = {"onnx": ("onnxruntime_onnx", "onnxruntime"), "tensorrt": ("tensorrt_plan", "tensorrt")}
-"""Triton's names for the platform and the backend, by the artifact's kind."""
+_PLATFORMS = {False: ("onnxruntime_onnx", "onnxruntime"), True: ("tensorrt_plan", "tensorrt")}
+"""Triton's names for the platform and the backend, by whether the artifact is an engine."""
 TOKENS = ".tokens"
 
 _DATATYPES = {"int32": INT32, "float32": FP32}
@@ -163,12 +163,12 @@ class View(msgspec.Struct, frozen=True):
         return numbers
 
     def metadata(self) -> ModelMetadata:
-        platform, _ = _PLATFORMS[self.model.artifact.kind]
+        platform, _ = _PLATFORMS[self.model.artifact.engine is not None]
         return ModelMetadata(self.name, [self.model.version], platform, list(self.inputs), list(self.outputs))
 
     def config(self, max_batch_size: int, engine: EngineChoice) -> ModelConfig:
         """The configuration in Triton's form. Its parameters describe the engine."""
-        platform, backend = _PLATFORMS[self.model.artifact.kind]
+        platform, backend = _PLATFORMS[self.model.artifact.engine is not None]
         return ModelConfig(
             name=self.name,
             platform=platform,
@@ -183,10 +183,11 @@ class View(msgspec.Struct, frozen=True):
 
     def _parameters(self, engine: EngineChoice) -> dict[str, str]:
         manifest = self.model.manifest
+        labels, embedding, vectors = manifest.labels, manifest.embedding, manifest.embedding or manifest.sparse
         said = {
-            "problem_type": "regression" if manifest.regression else None,
-            "similarity": manifest.similarity,
-            "matryoshka_dimensions": ", ".join(map(str, manifest.matryoshka)) or None,
+            "problem_type": "regression" if labels and labels.problem == "regression" else None,
+            "similarity": vectors.similarity if vectors else None,
+            "matryoshka_dimensions": ", ".join(map(str, embedding.matryoshka if embedding else ())) or None,
             "prompts": _json(manifest.prompts) if manifest.prompts else None,
             "default_prompt_name": manifest.default_prompt,
         }

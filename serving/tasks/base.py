@@ -16,6 +16,7 @@ import numpy as np
 
 from bertserve.serving.errors import InvalidRequest, quoted
 from bertserve.serving.records import IDS, MASK, POSITIONS, TYPES, TensorSpec
+from bertserve.serving.tasks.parts import LARGEST_SIZE
 from bertserve.serving.tasks.prompts import Prepared, Prompts, prepare
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bertserve.serving.records import AlignedText, EncodedChunk, EncodedText, MultiVector, Row, TextInput, Truncate
+    from bertserve.serving.records import AlignedText, EncodedChunk, EncodedText, Row, TextInput, Truncate
+    from bertserve.serving.tasks.parts import Activation, Embedding, Labels, MultiVector, Part, Sparse
 
 
 O = TypeVar("O")  # noqa: E741  the options
@@ -48,12 +50,6 @@ class Facts(Prompts, Protocol):
     """What a task may know about a model. A manifest implements and documents it."""
 
     @property
-    def hidden_size(self) -> int: ...
-    @property
-    def vector_size(self) -> int: ...
-    @property
-    def token_size(self) -> int: ...
-    @property
     def max_length(self) -> int: ...
     @property
     def special_ids(self) -> Mapping[str, int]: ...
@@ -62,29 +58,17 @@ class Facts(Prompts, Protocol):
     @property
     def outputs(self) -> Sequence[TensorSpec]: ...
     @property
-    def pooling(self) -> str | None: ...
-    @property
-    def normalize(self) -> bool: ...
-    @property
-    def matryoshka(self) -> Sequence[int]: ...
-    @property
-    def labels(self) -> Sequence[str]: ...
-    @property
-    def multi_label(self) -> bool: ...
-    @property
-    def regression(self) -> bool: ...
-    @property
-    def activation(self) -> str: ...
-    @property
-    def candidates(self) -> int: ...
-    @property
     def vocab_size(self) -> int: ...
     @property
-    def active(self) -> int: ...
+    def embedding(self) -> Embedding | None: ...
     @property
-    def query_weights(self) -> bool: ...
+    def labels(self) -> Labels | None: ...
+    @property
+    def sparse(self) -> Sparse | None: ...
     @property
     def multi_vector(self) -> MultiVector | None: ...
+    @property
+    def activation(self) -> Activation | None: ...
 
 
 class Tokenizer(Protocol):
@@ -234,21 +218,14 @@ class GraphOutput(NamedTuple):
     dtype: Literal["int32", "float32"] = "float32"
 
 
-class Beside(NamedTuple):
-    """How a task is answered by the graph of another task (see `Manifest.also`).
-
-    Attributes:
-        graph: The outputs, which follow those of the other task.
-        facts: The fields of a manifest that belong to it then.
-    """
-
-    graph: tuple[GraphOutput, ...]
-    facts: frozenset[str] = frozenset()
-
-
 def output_at(facts: Facts, output: str) -> int:
     """The index of an output of the graph."""
     return [spec.name for spec in facts.outputs].index(output)
+
+
+def size_of(facts: Facts, output: str) -> int:
+    """The last dimension of an output of the graph."""
+    return facts.outputs[output_at(facts, output)].shape[-1]
 
 
 def _no_dims(_: Facts) -> tuple[int, ...]:
@@ -331,8 +308,9 @@ class Task(Generic[O, A]):
 
     Attributes:
         graph: The outputs of its graph. The graph computes what a request cannot change; the rest is computed outside.
-        facts: The fields of a manifest that belong to it. Those of `NEEDED` are required.
-        beside: How the graph of another task answers it too; None if it cannot.
+        part: The part of a manifest that belongs to it; None if none does.
+        token_head: The outputs with which the graph of the task embed answers it too, after its own; empty if it
+            cannot.
         head: The suffix of the Transformers class that answers it, after the model's stem.
         texts: Possible numbers of texts in an input. Of two texts, the first is the query or the question.
         served_agreement: Minimum share of decisions equal to PyTorch's with which INT8 is served by default.
@@ -349,8 +327,8 @@ class Task(Generic[O, A]):
 
     way: Way[O, A]
     graph: tuple[GraphOutput, ...]
-    facts: frozenset[str] = frozenset()
-    beside: Beside | None = None
+    part: Part | None = None
+    token_head: tuple[GraphOutput, ...] = ()
     head: str = "Model"
     texts: tuple[int, ...] = (1,)
     served_agreement: float = 0
@@ -379,6 +357,14 @@ class Task(Generic[O, A]):
         """Whether it returns the output of the encoder, without a head."""
         return self.head == "Model"
 
+    @property
+    def embeds(self) -> bool:
+        return self.part in {"embedding", "sparse", "multi_vector"}
+
+    @property
+    def fills_masks(self) -> bool:
+        return any("candidates" in output.dims for output in self.graph)
+
     def graph_inputs(self, *, segments: bool) -> tuple[TensorSpec, ...]:
         """The inputs of its graph.
 
@@ -386,19 +372,34 @@ class Task(Generic[O, A]):
         sequence]. A task with masks also takes `mask_positions`, int32 [batch, masks]: positions in the sequence. The
         rest of a row is 0, and its answers are discarded.
         """
-        names = [IDS, MASK, *([TYPES] if segments else []), *([POSITIONS] if "candidates" in self.facts else [])]
+        names = [IDS, MASK, *([TYPES] if segments else []), *([POSITIONS] if self.fills_masks else [])]
         return tuple(TensorSpec(name, "int32", (-1, -1)) for name in names)
 
     def graph_outputs(self, *also: Task[Any, Any], **sizes: int) -> tuple[TensorSpec, ...]:
         """The outputs of its graph, for the sizes that `GraphOutput` names; `hidden_size` is embed's vector size.
 
-        `also` are further tasks that the graph answers.
+        `also` are further tasks that the graph answers (`Task.token_head`).
         """
-        graph = [*self.graph, *(output for task in also if task.beside is not None for output in task.beside.graph)]
         return tuple(
             TensorSpec(name, dtype, (-1, *(sizes[size] if isinstance(size, str) else size for size in dims)))
-            for name, dims, dtype in graph
+            for name, dims, dtype in self._graph(also)
         )
+
+    def has_outputs(self, outputs: Sequence[TensorSpec], *also: Task[Any, Any], labels: int) -> bool:
+        """Whether these are the outputs of its graph, for this number of labels and any other sizes."""
+        graph = self._graph(also)
+        if [len(output.dims) + 1 for output in graph] != [len(spec.shape) for spec in outputs]:
+            return False
+        sizes = {
+            name: min(max(1, size), LARGEST_SIZE)
+            for output, spec in zip(graph, outputs, strict=True)
+            for name, size in zip(output.dims, spec.shape[1:], strict=True)
+            if isinstance(name, str)
+        }
+        return tuple(outputs) == self.graph_outputs(*also, **{**sizes, "labels": labels})
+
+    def _graph(self, also: Sequence[Task[Any, Any]]) -> list[GraphOutput]:
+        return [*self.graph, *(output for task in also for output in task.token_head)]
 
     def options(self, facts: Facts) -> O:
         return self.way.options() if self.asked is None else self.asked(facts)

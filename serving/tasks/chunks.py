@@ -17,6 +17,7 @@ from bertserve.serving.records import EncodedChunk
 from bertserve.serving.tasks import embed
 from bertserve.serving.tasks.base import TaskOptions, Way, all_tokens, checked, pairs_of, texts_of
 from bertserve.serving.tasks.embed import EmbedOptions
+from bertserve.serving.tasks.parts import present
 from bertserve.serving.tasks.prompts import Prepared, find_prompt
 from bertserve.serving.tasks.windows import USUAL_OVERLAP, by_input, chunk_ranges, merged, too_many_chunks
 
@@ -118,7 +119,7 @@ def encode_whole(
 
 
 def _finish(work: Work[ChunkOptions]) -> list[list[Chunk]]:
-    vectors = embed.finish(work.rows, work.options.vectors, normalize=work.manifest.normalize)
+    vectors = embed.finish(work.rows, work.options.vectors, normalize=present(work.manifest.embedding).normalize)
     answer: list[list[Chunk]] = [[] for _ in work.inputs]
     for text, vector in zip(work.texts, vectors, strict=True):
         if isinstance(text, EncodedChunk):
@@ -147,7 +148,7 @@ def _finish_late(work: Work[ChunkOptions]) -> list[list[Chunk]]:
             places.append((int(spans[begin, 0]), int(spans[end - 1, 1])) if end else (0, 0))
             if len(means) + sum(map(len, answer)) > MAX_CHUNKS:
                 raise too_many_chunks(MAX_CHUNKS)
-        made: NDArray[np.float32] = embed.finish(means, work.options.vectors, normalize=work.manifest.normalize)
+        made: NDArray[np.float32] = embed.finish(means, work.options.vectors, normalize=True)
         answer.append([Chunk(*place, vector) for place, vector in zip(places, made, strict=True)])
     return answer
 

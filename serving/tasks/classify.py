@@ -20,8 +20,10 @@ from bertserve.serving.tasks.base import (
     floats,
     go_on,
     sigmoid,
+    size_of,
     softmax,
 )
+from bertserve.serving.tasks.parts import present
 from bertserve.serving.tasks.windows import Windows  # noqa: TC001  msgspec reads the annotations
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from bertserve.serving.records import EncodedText, Row, TextInput
     from bertserve.serving.tasks.base import Check, Facts, Work
+    from bertserve.serving.tasks.parts import Labels
 
 
 _ROWS = 16
@@ -78,10 +81,7 @@ def check(options: ClassifyOptions, manifest: Facts) -> None:
 def finish(
     rows: Sequence[Row],
     options: ClassifyOptions,
-    labels: Sequence[str],
-    *,
-    multi_label: bool,
-    regression: bool = False,
+    labels: Labels,
     texts: Sequence[EncodedText] = (),
     check: Check = go_on,
 ) -> list[list[LabelScore]]:
@@ -92,45 +92,38 @@ def finish(
         For a regression, its values in the same way.
     """
     logits = np.stack([row[0] for row in rows]).astype(np.float64)
-    own = "none" if regression else "sigmoid" if multi_label or len(labels) == 1 else "softmax"
+    names, problem = labels.names, labels.problem
+    own = "none" if problem == "regression" else "sigmoid" if problem == "multi_label" or len(names) == 1 else "softmax"
     function = options.function or own
     scores = windows.pooled(_FUNCTIONS[function](logits), texts, options)
     ranks = -scores if options.ranked else np.zeros_like(scores)
     order = np.argsort(ranks, axis=1, kind="stable")[:, : options.top_k]
     return [
-        [LabelScore(labels[index], float(row[index])) for index in best]
+        [LabelScore(names[index], float(row[index])) for index in best]
         for row, best in checked(zip(scores, order.tolist(), strict=True), check, _ROWS)
     ]
 
 
 def _finish(work: Work[ClassifyOptions]) -> list[list[LabelScore]]:
-    manifest = work.manifest
-    return finish(
-        work.rows,
-        work.options,
-        manifest.labels,
-        multi_label=manifest.multi_label,
-        regression=manifest.regression,
-        texts=work.texts,
-        check=work.check,
-    )
+    return finish(work.rows, work.options, present(work.manifest.labels), work.texts, work.check)
 
 
 def _write(answer: Sequence[Sequence[LabelScore]], facts: Facts) -> Sequence[Any]:
     scores = floats([[entry.score for entry in classes] for classes in answer])
-    return scores, [facts.labels[best] for best in scores.argmax(1).tolist()]
+    return scores, [present(facts.labels).names[best] for best in scores.argmax(1).tolist()]
 
 
 def _recorded(options: ClassifyOptions, facts: Facts, count: int) -> list[list[LabelScore]]:
-    labels = facts.labels or ("score",)
+    labels = facts.labels.names if facts.labels else ("score",)
     scores = [0.9412 if index == 0 else 0.0588 / (len(labels) - 1) for index in range(len(labels))]
     return [[LabelScore(*pair) for pair in zip(labels, scores, strict=True)][: options.top_k]] * count
 
 
 def _summary(facts: Facts) -> str:
-    if facts.regression:
-        return f"regression, {len(facts.labels)} values"
-    return f"{len(facts.labels)} labels{', each for itself' if facts.multi_label else ''}"
+    labels = present(facts.labels)
+    if labels.problem == "regression":
+        return f"regression, {len(labels.names)} values"
+    return f"{len(labels.names)} labels{', each for itself' if labels.problem == 'multi_label' else ''}"
 
 
 def _answers(found: Any) -> list[Any]:  # noqa: ANN401  any JSON
@@ -139,7 +132,7 @@ def _answers(found: Any) -> list[Any]:  # noqa: ANN401  any JSON
 
 
 def _after(_: Sequence[TextInput], lengths: Sequence[int], __: object, facts: Facts) -> int:
-    return len(lengths) * len(facts.labels)
+    return len(lengths) * size_of(facts, "logits")
 
 
 _WAY: Way[ClassifyOptions, list[list[LabelScore]]] = Way(
@@ -156,12 +149,12 @@ _WAY: Way[ClassifyOptions, list[list[LabelScore]]] = Way(
 TASK = Task(
     way=_WAY,
     graph=(GraphOutput("logits", ("labels",)),),
-    facts=frozenset({"labels", "multi_label", "regression"}),
+    part="labels",
     head="ForSequenceClassification",
     texts=(1, 2),
     path="/classify",
     example={"inputs": "What a card!", "parameters": {"top_k": 1}},
-    outputs=(Output("scores", "FP32", lambda facts: (len(facts.labels),)), Output("label", "BYTES")),
+    outputs=(Output("scores", "FP32", lambda facts: (size_of(facts, "logits"),)), Output("label", "BYTES")),
     write=_write,
     asked=lambda _: ClassifyOptions(ranked=False),
     recorded=_recorded,

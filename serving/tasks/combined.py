@@ -127,7 +127,7 @@ def column(answer: Sequence[Embedded], output: str) -> Any:  # noqa: ANN401  of 
 
 
 def _token_numbers(options: CombinedOptions, facts: Facts) -> int:
-    return facts.token_size if "tokens" in options.outputs else 0
+    return embed_tokens.size(facts) if "tokens" in options.outputs else 0
 
 
 def _text_numbers(options: CombinedOptions, facts: Facts) -> int:

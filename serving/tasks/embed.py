@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from bertserve.serving.errors import InvalidRequest, quoted
 from bertserve.serving.tasks import replies
 from bertserve.serving.tasks.base import GraphOutput, LoadFormat, Output, Task, TaskOptions, Vector, Way
+from bertserve.serving.tasks.parts import present
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,13 +37,14 @@ _SMALLEST_NORM = 1e-12
 
 
 def check(options: EmbedOptions, manifest: Facts) -> None:
-    if options.dimensions is None or options.dimensions in manifest.matryoshka:
+    if options.dimensions is None:
         return
-    size = manifest.vector_size
-    if options.dimensions == size:
+    size = _size(manifest)
+    matryoshka = manifest.embedding.matryoshka if manifest.embedding else ()
+    if options.dimensions == size or options.dimensions in matryoshka:
         return
-    if manifest.matryoshka:
-        allowed = f"one of {', '.join(map(str, sorted({*manifest.matryoshka, size})))}"
+    if matryoshka:
+        allowed = f"one of {', '.join(map(str, sorted({*matryoshka, size})))}"
     elif 1 <= options.dimensions <= size:
         return
     else:
@@ -51,12 +53,16 @@ def check(options: EmbedOptions, manifest: Facts) -> None:
     raise InvalidRequest(said, param="dimensions")
 
 
+def _size(manifest: Facts) -> int:
+    return manifest.outputs[0].shape[-1]
+
+
 def numbers(options: EmbedOptions, manifest: Facts) -> int:
-    return options.dimensions or manifest.vector_size
+    return options.dimensions or _size(manifest)
 
 
 def finish(rows: Sequence[Row], options: EmbedOptions, *, normalize: bool) -> NDArray[np.float32]:
-    """The answer from each text's `pooled`, float32 [vector_size].
+    """The answer from each text's `pooled`, float32 [components].
 
     Args:
         rows: The outputs of the graph for each text.
@@ -85,10 +91,17 @@ def _finished(pooled: Array, options: EmbedOptions, *, normalize: bool) -> NDArr
 VECTOR = np.array([0.3713, -0.2118, 0.5302, 0.1446, -0.4409, 0.2877, -0.3365, 0.3641], np.float32)
 """A sample vector for examples. A model's own would fill the page."""
 
+
+def _summary(facts: Facts) -> str:
+    embedding = present(facts.embedding)
+    length = ", of length 1" if embedding.normalize else ""
+    return f"{'+'.join(embedding.pooling)} pooling, {_size(facts)} components{length}"
+
+
 _WAY: Way[EmbedOptions, NDArray[np.float32]] = Way(
     EmbedOptions,
     "embed",
-    lambda work: finish(work.rows, work.options, normalize=work.manifest.normalize),
+    lambda work: finish(work.rows, work.options, normalize=present(work.manifest.embedding).normalize),
     check,
     text_numbers=numbers,
 )
@@ -96,16 +109,14 @@ _WAY: Way[EmbedOptions, NDArray[np.float32]] = Way(
 TASK = Task(
     way=_WAY,
     graph=(GraphOutput("pooled", ("hidden_size",)),),  # before a final normalization
-    facts=frozenset({"pooling", "dimensions", "normalize", "matryoshka", "similarity", "default_prompt"}),
+    part="embedding",
     path="/embed",
     example={"inputs": "What is a T4?"},
-    outputs=(Output("embedding", "FP32", lambda facts: (facts.vector_size,)),),
+    outputs=(Output("embedding", "FP32", lambda facts: (_size(facts),)),),
     write=lambda answer, _: (answer,),
     recorded=lambda _, __, count: np.stack([VECTOR] * count),
-    column=lambda options, facts: ("embedding", Vector(options.dimensions or facts.vector_size)),
-    summary=lambda facts: (
-        f"{facts.pooling} pooling, {facts.vector_size} components{', of length 1' if facts.normalize else ''}"
-    ),
+    column=lambda options, facts: ("embedding", Vector(numbers(options, facts))),
+    summary=_summary,
     load=LoadFormat(
         answers=replies.listed, row=lambda vector: vector, check=lambda vector: len(replies.finite(vector, 1))
     ),

@@ -19,7 +19,6 @@ from numpy.typing import NDArray  # noqa: TC002  bulk work reads the annotations
 from bertserve.serving.errors import InvalidRequest
 from bertserve.serving.tasks import replies
 from bertserve.serving.tasks.base import (
-    Beside,
     GraphOutput,
     LoadFormat,
     Output,
@@ -29,8 +28,10 @@ from bertserve.serving.tasks.base import (
     check_top_k,
     checked,
     output_at,
+    size_of,
     texts_of,
 )
+from bertserve.serving.tasks.parts import present
 from bertserve.serving.tasks.prompts import Prepared, for_side, prompted
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def prepare(
 ) -> Prepared[EmbedSparseOptions]:
     options = for_side(options, input_type or prompt_name)
     inputs = prompted(inputs, facts, prompt_name, input_type)
-    return Prepared(inputs, options, engineless=options.query and facts.query_weights)
+    return Prepared(inputs, options, engineless=options.query and present(facts.sparse).query_weights)
 
 
 def encode(
@@ -110,7 +111,7 @@ def encode(
 def finish(work: Work[EmbedSparseOptions]) -> list[SparseVector]:
     options = work.options
     table = work.tokenizer.query_weights if options.query else None
-    weighed = _looked_up(work.texts, table, work.manifest.active) if table is not None else _computed(work)
+    weighed = _computed(work) if table is None else _looked_up(work.texts, table, size_of(work.manifest, "weights"))
     vectors = [_sparse(indices, weights, options) for indices, weights in checked(weighed, work.check, 1)]
     return [_named(vector, work.tokenizer) for vector in vectors] if options.tokens else vectors
 
@@ -201,8 +202,8 @@ TASK = Task(
     way=_WAY,
     # The largest weights of a text, descending; an entry of weight 0 is padding.
     graph=(GraphOutput("indices", ("active",), "int32"), GraphOutput("weights", ("active",))),
-    facts=frozenset({"active", "query_weights", "similarity", "default_prompt"}),
-    beside=Beside((GraphOutput("token_weights", (-1,)),)),
+    part="sparse",
+    token_head=(GraphOutput("token_weights", (-1,)),),
     head="ForMaskedLM",
     path="/embed_sparse",
     example={"inputs": "What is a T4?"},
@@ -216,7 +217,7 @@ TASK = Task(
     ),
     recorded=_recorded,
     column=lambda options, _: ("sparse", NamedSparseVector if options.tokens else SparseVector),
-    summary=lambda facts: f"at most {facts.active} of {facts.vocab_size} weights",
+    summary=lambda facts: f"at most {size_of(facts, 'weights')} of {facts.vocab_size} weights",
     load=LoadFormat(
         answers=lambda found: [[(one["index"], one["value"]) for one in vector] for vector in replies.listed(found)],
         row=lambda indices, values: list(zip(indices, values, strict=True)),

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from bertserve.serving.records import EncodedText
 from bertserve.serving.tasks import replies
 from bertserve.serving.tasks.base import (
-    Beside,
     GraphOutput,
     LoadFormat,
     Output,
@@ -26,6 +25,7 @@ from bertserve.serving.tasks.base import (
     checked,
     output_at,
     padded,
+    size_of,
 )
 from bertserve.serving.tasks.embed import VECTOR
 from bertserve.serving.tasks.prompts import Prepared, for_side, prompted
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from bertserve.serving.records import Array, Expansion, MultiVector, TextInput, Truncate
+    from bertserve.serving.records import Array, TextInput, Truncate
     from bertserve.serving.tasks.base import Facts, Tokenizer, Work
+    from bertserve.serving.tasks.parts import Expansion, MultiVector
 
 
 class EmbedTokensOptions(TaskOptions[list[NDArray[np.float32]]], frozen=True):
@@ -114,17 +115,18 @@ def _row(found: NDArray[Any], count: int) -> NDArray[Any]:
     return found[:count]
 
 
-def token_numbers(_: object, facts: Facts) -> int:
-    return facts.token_size
+def size(facts: Facts) -> int:
+    """Components of a token's vector."""
+    return size_of(facts, "token_embeddings")
 
 
 def _summary(facts: Facts) -> str:
     sides = facts.multi_vector
-    size = f"{facts.token_size} components for each token"
+    vectors = f"{size(facts)} components for each token"
     if sides is None:
-        return size
+        return vectors
     length = ", of length 1" if sides.normalized else ""
-    return f"{size}{length}; queries of {sides.query_length} tokens, documents of {sides.document_length}"
+    return f"{vectors}{length}; queries of {sides.query_length} tokens, documents of {sides.document_length}"
 
 
 TASK = Task(
@@ -134,19 +136,19 @@ TASK = Task(
         _finish,
         prepare=prepare,
         encode=encode,
-        token_numbers=token_numbers,
+        token_numbers=lambda _, facts: size(facts),
         token_outputs=True,
     ),
     graph=(GraphOutput("token_embeddings", (-1, "hidden_size")),),  # includes special tokens
-    facts=frozenset({"default_prompt", "dimensions", "multi_vector"}),
-    beside=Beside((GraphOutput("token_embeddings", (-1, "token_size")),), frozenset({"multi_vector"})),
+    part="multi_vector",
+    token_head=(GraphOutput("token_embeddings", (-1, "token_size")),),
     path="/embed_all",
     example={"inputs": "What is a T4?"},
     parameters=False,
-    outputs=(Output("embeddings", "FP32", lambda facts: (-1, facts.token_size)), Output("tokens", "INT64")),
+    outputs=(Output("embeddings", "FP32", lambda facts: (-1, size(facts))), Output("tokens", "INT64")),
     write=lambda answer, _: (padded(answer), np.array([len(row) for row in answer], np.int64)),
     recorded=lambda _, __, count: [np.stack([VECTOR, VECTOR[::-1]])] * count,
-    column=lambda _, facts: ("embeddings", [Vector(facts.token_size)]),
+    column=lambda _, facts: ("embeddings", [Vector(size(facts))]),
     summary=_summary,
     load=LoadFormat(answers=replies.listed, row=_row, check=lambda found: replies.finite(found, 2).shape[1]),
 )

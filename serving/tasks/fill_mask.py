@@ -22,6 +22,7 @@ from bertserve.serving.tasks.base import (
     Way,
     check_top_k,
     floats,
+    size_of,
     texts_of,
 )
 from bertserve.serving.tasks.windows import Options  # noqa: TC001  msgspec reads the annotations
@@ -66,8 +67,8 @@ MASK = "[MASK]"
 
 def check(options: FillMaskOptions, manifest: Facts) -> None:
     check_top_k(options.top_k)
-    if options.targets is not None and len(set(options.targets)) > manifest.candidates:
-        raise InvalidRequest(f"{len(set(options.targets))} `targets`; the maximum is {manifest.candidates}")
+    if options.targets is not None and len(set(options.targets)) > (most := size_of(manifest, "top_ids")):
+        raise InvalidRequest(f"{len(set(options.targets))} `targets`; the maximum is {most}")
 
 
 def encode(
@@ -167,7 +168,7 @@ def _reply(message: FillMaskRequest, answer: list[list[list[FilledMask]]]) -> ob
 
 
 def _filled(facts: Facts) -> int:
-    return max(1, min(FillMaskOptions().top_k, facts.candidates))
+    return min(FillMaskOptions().top_k, size_of(facts, "top_ids"))
 
 
 def _write(answer: Sequence[Sequence[Sequence[FilledMask]]], _: Facts) -> Sequence[Any]:
@@ -207,7 +208,6 @@ TASK = Task(
         GraphOutput("top_logits", (-1, "candidates")),
         GraphOutput("logsumexp", (-1,)),
     ),
-    facts=frozenset({"candidates"}),
     head="ForMaskedLM",
     path="/fill-mask",
     example={"inputs": "A T4 is a graphics [MASK].", "parameters": {"top_k": 3}},
@@ -227,7 +227,7 @@ TASK = Task(
     asked=lambda facts: FillMaskOptions(_filled(facts)),
     recorded=_recorded,
     column=lambda _, __: ("masks", [[FilledMask]]),
-    summary=lambda facts: f"{facts.candidates} words for each mask",
+    summary=lambda facts: f"{size_of(facts, 'top_ids')} words for each mask",
     load=LoadFormat(
         item=_item,
         answers=_answers,

@@ -19,6 +19,7 @@ from bertserve.serving.tasks.base import (
     pairs_of,
     sigmoid,
 )
+from bertserve.serving.tasks.parts import present
 from bertserve.serving.tasks.windows import Windows  # noqa: TC001  msgspec reads the annotations
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from bertserve.serving.records import Row, TextInput, Truncate
     from bertserve.serving.tasks.base import Tokenizer
+    from bertserve.serving.tasks.parts import Activation
 
 
 class RerankOptions(TaskOptions[list[float]], frozen=True):
@@ -50,7 +52,7 @@ def encode(
 def finish(
     rows: Sequence[Row],
     options: RerankOptions,
-    activation: str = "sigmoid",
+    activation: Activation = "sigmoid",
     texts: Sequence[EncodedText] = (),
 ) -> list[float]:
     """One score for each pair, in order, from the `logits`, float32 [1], of each of the `texts`."""
@@ -63,7 +65,7 @@ def finish(
 _WAY: Way[RerankOptions, list[float]] = Way(
     RerankOptions,
     "rerank",
-    lambda work: finish(work.rows, work.options, work.manifest.activation, work.texts),
+    lambda work: finish(work.rows, work.options, present(work.manifest.activation), work.texts),
     windows.check,
     windows.sizes_bytes,
     encode=encode,
@@ -73,7 +75,7 @@ _WAY: Way[RerankOptions, list[float]] = Way(
 TASK = Task(
     way=_WAY,
     graph=(GraphOutput("logits", (1,)),),
-    facts=frozenset({"activation"}),
+    part="activation",
     head="ForSequenceClassification",
     texts=(2,),
     path="/rerank",

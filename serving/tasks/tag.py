@@ -27,8 +27,10 @@ from bertserve.serving.tasks.base import (
     checked,
     each,
     go_on,
+    size_of,
     texts_of,
 )
+from bertserve.serving.tasks.parts import present
 from bertserve.serving.tasks.windows import LongText, Options, Windows
 
 if TYPE_CHECKING:
@@ -246,14 +248,14 @@ def _bare(tag: str) -> str:
 
 
 def _finish(work: Work[TagOptions]) -> list[list[Entity | TaggedToken]]:
-    unknown = work.manifest.special_ids.get("unk")
+    unknown, tags = work.manifest.special_ids.get("unk"), present(work.manifest.labels).names
     texts = texts_of(work.inputs)
     answers = []
     for source, own, rows in windows.by_input(work.texts, work.rows):
 
         def found(part: AlignedText, row: Row, text: str = texts[source]) -> list[Entity | TaggedToken]:
             work.check()
-            return finish(text, part, row, work.options, work.manifest.labels, work.tokenizer, unknown, work.check)
+            return finish(text, part, row, work.options, tags, work.tokenizer, unknown, work.check)
 
         if work.options.by_window and len(own) > 1:
             parts = [one for part, row in zip(own, rows, strict=True) for one in found(part, row)]
@@ -342,7 +344,7 @@ _WAY: Way[TagOptions, list[list[Entity | TaggedToken]]] = Way(
 TASK = Task(
     way=_WAY,
     graph=(GraphOutput("logits", (-1, "labels")),),
-    facts=frozenset({"labels"}),
+    part="labels",
     head="ForTokenClassification",
     path="/tag",
     example={"inputs": "The T4 was made by Nvidia in Santa Clara."},
@@ -358,6 +360,6 @@ TASK = Task(
     write=lambda answer, _: ([msgspec.json.encode(entities).decode() for entities in answer],),
     recorded=each([Entity("ORG", 0.9871, "Nvidia", 19, 25), Entity("LOC", 0.9926, "Santa Clara", 29, 40)]),
     column=lambda options, _: ("entities", [TaggedToken if options.aggregation == "none" else Entity]),
-    summary=lambda facts: f"{len(facts.labels)} tags",
+    summary=lambda facts: f"{size_of(facts, 'logits')} tags",
     load=LoadFormat(answers=lambda found: [found], row=json.loads, check=_check),
 )

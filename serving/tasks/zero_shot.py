@@ -15,6 +15,7 @@ import numpy as np
 from bertserve.serving.errors import EmptyInput, InvalidRequest, WrongTask
 from bertserve.serving.tasks.base import CHARACTERS_PER_TOKEN, TaskOptions, Way, softmax, texts_of
 from bertserve.serving.tasks.classify import LabelScore
+from bertserve.serving.tasks.parts import present
 from bertserve.serving.tasks.prompts import Prepared, prompted
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def check(options: ZeroShotOptions, manifest: Facts) -> None:
     if not options.labels:
         raise EmptyInput("`candidate_labels` is empty; send at least one")
     _check_template(options, CHARACTERS_PER_TOKEN * manifest.max_length)
-    if _entailment(manifest.labels) is None:
+    if _entailment(present(manifest.labels).names) is None:
         raise WrongTask(
             "the model has no label `entailment`; `candidate_labels` need a natural language inference (NLI) model"
         )
@@ -114,7 +115,7 @@ def finish(rows: Sequence[Row], options: ZeroShotOptions, labels: Sequence[str])
 
 
 def _finish(work: Work[ZeroShotOptions]) -> list[list[LabelScore]]:
-    return finish(work.rows, work.options, work.manifest.labels)
+    return finish(work.rows, work.options, present(work.manifest.labels).names)
 
 
 WAY = Way(ZeroShotOptions, "classify", _finish, check, prepare=prepare, encode=encode)

@@ -198,7 +198,7 @@ def odd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository: Path = tmp_path_factory.mktemp("odd")
     manifest = write_bundle(repository, tiny_model("classify"), "odd") / "manifest.json"
     said = json.loads(manifest.read_text())
-    said["labels"] = [MARKUP, *LABELS["classify"][1:]]
+    said["labels"]["names"] = [MARKUP, *LABELS["classify"][1:]]
     figures = {"metric": "accuracy", "reference": MARKUP, "examples": 1821, "pytorch": 88.85, "artifact": 89.18}
     said["artifacts"][0]["accuracy"] = [figures]
     said["artifacts"][0]["parity"] |= {"agreement": 0.992, "texts": 256}

@@ -15,6 +15,7 @@ from tests.support.clients import get, post_json
 from tests.support.models import ROOT
 from tests.support.openai_client import client_of
 from tests.support.server import Server, measured, refused_start
+from tests.support.specs import parts
 from tests.support.tasks import TASKS, tiny_model, write_bundle
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("several")
     for task in TASKS:
         for seed in (0, 1):
-            fields = {"normalize": False} if (task, seed) == ("embed", 1) else {}
+            fields = parts("embed", normalize=False) if (task, seed) == ("embed", 1) else {}
             write_bundle(root, tiny_model(task, seed), f"{task}-{seed}", **fields)
     return root
 

@@ -186,14 +186,14 @@ def test_labels_are_those_of_the_pipeline(tmp_path: Path, names: dict[str, objec
     edit_json(folder / "config.json", id2label=names, label2id=None)
     checkpoint = opened(folder)
     rows = answers_together(checkpoint, fused(checkpoint, tmp_path), encoded(checkpoint, ["the server", "it"]))
-    labels = checkpoint.labels.names
-    found = classify.finish(rows, ClassifyOptions(), labels, multi_label=False)
+    labels = checkpoint.labels
+    found = classify.finish(rows, ClassifyOptions(), labels)
     pipeline = transformers.pipeline("text-classification", str(folder), device="cpu", top_k=None)
     for ours, right in zip(found, pipeline(["the server", "it"]), strict=True):
         assert [each.label for each in ours] == [str(each["label"]) for each in right]
         np.testing.assert_allclose([each.score for each in ours], [each["score"] for each in right], atol=1e-5)
-    in_order = classify.finish(rows, ClassifyOptions(ranked=False), labels, multi_label=False)
-    assert [[each.label for each in ours] for ours in in_order] == [list(labels)] * 2
+    in_order = classify.finish(rows, ClassifyOptions(ranked=False), labels)
+    assert [[each.label for each in ours] for ours in in_order] == [list(labels.names)] * 2
     assert [sorted(each.score for each in ours) for ours in in_order] == [
         sorted(each.score for each in ours) for ours in found
     ]

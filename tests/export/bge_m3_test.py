@@ -23,8 +23,8 @@ from bertserve.export.recipe import Recipe
 from bertserve.export.tasks import EXPORTS, embed
 from bertserve.export.tasks.libraries.answers import Answer
 from bertserve.serving.models.manifest import Manifest, problem
-from bertserve.serving.records import MultiVector
 from bertserve.serving.tasks.embed_sparse import of_tokens
+from bertserve.serving.tasks.parts import Embedding, Labels, MultiVector, Sparse
 from tests.support.bge_m3 import COLUMNS, HIDDEN, LENGTH, FlagModel, write_m3
 from tests.support.checkpoints import edit_json, write_checkpoint
 from tests.support.exports import answers_together, exported, fused, ignore, opened
@@ -98,7 +98,7 @@ def test_a_folder_of_flagembeddings_trainer_pools_by_the_first_token(tmp_path: P
             np.testing.assert_allclose(pooled / np.linalg.norm(pooled), library.encode(text).dense, atol=CLOSE)
         words = [] if outputs is None else ["--outputs", "dense"]
         manifest = exported(folder, "--precision", "fp32", *words).manifest
-        assert (manifest.pooling, manifest.normalize) == ("cls", True)
+        assert manifest.embedding == Embedding(("cls",), normalize=True)
         assert not manifest.reference_library.unproven  # type: ignore[union-attr]
 
 
@@ -111,7 +111,7 @@ def test_every_output_is_proven(bundle: Bundle) -> None:
         ("token_weights", (-1, -1)),
         ("token_embeddings", (-1, -1, COLUMNS)),
     ]
-    assert manifest.multi_vector == MultiVector(LENGTH, LENGTH, mean=True, skips_first=True, dimensions=COLUMNS)
+    assert manifest.multi_vector == MultiVector(LENGTH, LENGTH, mean=True, skips_first=True)
     assert manifest.reference_library is not None
     assert manifest.reference_library.library.endswith("with FlagEmbedding's formulas")
     assert not manifest.reference_library.unproven
@@ -297,13 +297,11 @@ def test_layers_in_a_file_that_flagembedding_does_not_read(folder: Path, tmp_pat
 
 
 MANIFESTS: list[tuple[dict[str, Any], str]] = [
-    ({"also": ("embed_sparse",), "multi_vector": None}, "the outputs do not match the task"),
-    ({"also": ("embed_tokens", "embed_sparse")}, "the outputs do not match the task"),
-    ({"also": ("classify",)}, "also names a task that the graph cannot answer"),
-    ({"also": ("embed",)}, "also names a task that the graph cannot answer"),
-    ({"also": ("embed_sparse", "embed_sparse")}, "also names a task that the graph cannot answer"),
-    ({"also": ()}, "multi_vector belongs only to the task embed_tokens"),
-    ({"multi_vector": None}, "embed_tokens in also needs multi_vector"),
+    ({"sparse": None}, "the outputs do not match the task"),
+    ({"multi_vector": None}, "the outputs do not match the task"),
+    ({"labels": Labels(("a",))}, "labels does not belong to the task embed"),
+    ({"embedding": None}, "multi_vector does not belong to the task embed"),
+    ({"sparse": Sparse(query_weights=True)}, "query_weights is only for the task embed_sparse"),
 ]
 
 

@@ -23,6 +23,7 @@ from bertserve.serving.models.manifest import Quantisation
 from bertserve.serving.records import ModelIndex
 from bertserve.serving.rollout.engine_choice import Chooser
 from bertserve.serving.settings import Settings
+from bertserve.serving.tasks.parts import Embedding
 from tests.support.checkpoints import SPECIAL, edit_weights, write_checkpoint, write_task_checkpoint
 from tests.support.exports import ORT, exported
 from tests.support.gpus import without_gpu
@@ -87,7 +88,7 @@ def test_an_export_makes_a_bundle(small_export: Export) -> None:
         "report.html",
         "tokenizer.json",
     ]
-    assert (manifest.pooling, manifest.hidden_size, manifest.max_length) == ("mean", 32, 64)
+    assert (manifest.embedding, manifest.hidden_size, manifest.max_length) == (Embedding(("mean",)), 32, 64)
     for artifact in manifest.artifacts:
         assert artifact.parity.texts == artifact.invariance.texts == 256
         assert artifact.parity.cosine_min > 0.99

@@ -16,6 +16,7 @@ from bertserve.export.tasks.answer import best_span
 from bertserve.export.tasks.decisions import DecisionComparator, order_agreement
 from bertserve.serving.records import EncodedText, Row
 from bertserve.serving.tasks import TASKS
+from bertserve.serving.tasks.parts import Labels, Problem
 from tests.support.checkpoints import write_checkpoint
 from tests.support.exports import opened
 
@@ -103,11 +104,11 @@ def text(*ids: int) -> EncodedText:
     return EncodedText(array("i", ids))
 
 
-def comparator(task: str, *, multi_label: bool = False) -> DecisionComparator:
+def comparator(task: str, problem: Problem = "single_label") -> DecisionComparator:
     """A comparator of three labels; 1 pads, 2 separates, 0 begins, 4 masks."""
     ids = {"pad": 1, "cls": 0, "sep": 2, "mask": 4}
     outputs = TASKS[task].graph_outputs(hidden_size=2, labels=3, candidates=2, active=3)
-    return EXPORTS[task].comparator(outputs, ids, multi_label=multi_label)
+    return EXPORTS[task].comparator(outputs, ids, problem)
 
 
 def floats(*values: object) -> np.ndarray:
@@ -140,7 +141,7 @@ def test_weights_are_compared_word_by_word() -> None:
 AGREEMENTS: list[tuple[DecisionComparator, Row, Row, EncodedText, float]] = [
     (comparator("classify"), (floats(1, 2, 0),), (floats(0, 9, 8),), text(0, 5, 2), 1),
     (comparator("classify"), (floats(1, 2, 0),), (floats(3, 2, 0),), text(0, 5, 2), 0),
-    (comparator("classify", multi_label=True), (floats(1, -2, 3),), (floats(1, 2, 3),), text(0, 5, 2), 2 / 3),
+    (comparator("classify", "multi_label"), (floats(1, -2, 3),), (floats(1, 2, 3),), text(0, 5, 2), 2 / 3),
     # The frame's tags are nobody's.
     (comparator("tag"), (np.eye(3, dtype=np.float32),), (np.eye(3, dtype=np.float32)[[1, 1, 0]],), text(0, 5, 2), 1),
     (
@@ -286,7 +287,7 @@ def test_a_file_of_labelled_text_is_scored(
     """Each task's file is read in its usual format, run, and judged by the task's own metric."""
     (tmp_path / name).write_text(content)
     labels = ("O", "B-y", "B-x") if task == "tag" else ("bad", "fair", "good")
-    examples = EXPORTS[task].reader(task, vocabulary, 64, labels, multi_label=False).read(tmp_path / name)
+    examples = EXPORTS[task].reader(task, vocabulary, 64, Labels(labels)).read(tmp_path / name)
     assert len(examples.texts) == len(rows)
     assert examples.score(rows) == pytest.approx(expected, nan_ok=True)
 
@@ -314,14 +315,14 @@ def test_a_file_that_does_not_fit_is_refused(
     if content is not None:
         (tmp_path / name).write_text(content)
     with pytest.raises(ExportError, match=sentence) as refused:
-        EXPORTS[task].reader(task, vocabulary, 64, ("bad", "O", "good"), multi_label=False).read(tmp_path / name)
+        EXPORTS[task].reader(task, vocabulary, 64, Labels(("bad", "O", "good"))).read(tmp_path / name)
     assert name in str(refused.value)
 
 
 def test_words_beyond_the_longest_input_have_no_tag(tmp_path: Path, vocabulary: Vocabulary) -> None:
     """A sentence that is cut counts as tagged O from there on."""
     (tmp_path / "t.conll").write_text("it\tB-x\n" * 9)
-    examples = EXPORTS["tag"].reader("tag", vocabulary, 6, ("O", "B-x"), multi_label=False).read(tmp_path / "t.conll")
+    examples = EXPORTS["tag"].reader("tag", vocabulary, 6, Labels(("O", "B-x"))).read(tmp_path / "t.conll")
     assert len(examples.texts[0].ids) == 6
     # Four of nine are found, all of them right.
     assert examples.score([(floats(*[[0, 1]] * 6),)]) == {"entity_f1": pytest.approx(200 * 4 / 13)}

@@ -28,7 +28,9 @@ from bertserve.serving.models.manifest import (
 )
 from bertserve.serving.records import EncodedText
 from bertserve.serving.tasks import TASKS
+from bertserve.serving.tasks.parts import Labels
 from tests.support.browser import fits_a_phone
+from tests.support.specs import parts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +48,6 @@ COMPARISON = Comparison(
 )
 INT8 = Artifact(
     file="model.int8.onnx",
-    kind="onnx",
     precision="int8",
     target="cpu",
     sha256="1" * 64,
@@ -61,7 +62,6 @@ INT8 = Artifact(
 )
 ENGINE = Artifact(
     file="model.sm75.fp16.engine",
-    kind="tensorrt",
     precision="fp16",
     target="sm75",
     sha256="2" * 64,
@@ -73,7 +73,7 @@ ENGINE = Artifact(
     engine=EngineBuild("rtx", "1.7.0", "7.5", (ShapeProfile((1, 1), (4, 32), (8, 32)),)),
 )
 MANIFEST = Manifest(
-    schema_version=3,
+    schema_version=4,
     model="moods",
     version=3,
     task="classify",
@@ -88,7 +88,7 @@ MANIFEST = Manifest(
     source=Source("moods", "BertForSequenceClassification", "4" * 64),
     tools={"torch": "2.13.0", "onnxruntime": "1.31.1"},
     created="2026-11-21T14:00:00+00:00",
-    labels=("good", HOSTILE),
+    labels=Labels(("good", HOSTILE)),
 )
 
 
@@ -96,17 +96,21 @@ def test_figures_of_the_end_to_end_check_say_what_they_are_of() -> None:
     """With their limits, where there are any, and whether vectors have length 1."""
     found = msgspec.structs.replace(INT8, end_to_end=EndToEnd(106, 0.38, 0.9964), waived=(), limits={})
     vectors = msgspec.structs.replace(
-        MANIFEST, task="embed", artifacts=(found,), reference_library=ReferenceLibrary("Sentence Transformers 6", 227)
+        MANIFEST,
+        task="embed",
+        artifacts=(found,),
+        reference_library=ReferenceLibrary("Sentence Transformers 6", 227),
+        **parts("embed"),
     )
     assert terminal.end_to_end(vectors) == (
         "compared with Sentence Transformers 6, on the tokens of 227 texts; largest difference in a returned value"
         " (vectors scaled to length 1): model.int8.onnx 3.8e-01 over 106 texts (no limit), mean cosine 0.99640 (at"
         " least 0.99); no limit on the minimum cosine: these texts are edge cases on purpose"
     )
-    unscaled = terminal.end_to_end(msgspec.structs.replace(vectors, normalize=False))
+    unscaled = terminal.end_to_end(msgspec.structs.replace(vectors, **parts("embed", normalize=False)))
     assert "(vectors not scaled to length 1)" in unscaled
     scores = msgspec.structs.replace(found, precision="fp32", file="model.fp32.onnx", end_to_end=EndToEnd(106, 1e-6))
-    said = terminal.end_to_end(msgspec.structs.replace(vectors, task="classify", artifacts=(scores,)))
+    said = terminal.end_to_end(msgspec.structs.replace(vectors, task="classify", artifacts=(scores,), embedding=None))
     assert said.endswith("(relative for values above 1): model.fp32.onnx 1.0e-06 over 106 texts (at most 0.0001)")
 
 

@@ -19,6 +19,8 @@ from bertserve.export.tasks import decisions
 from bertserve.export.tasks.embed_sparse import above_cut
 from bertserve.serving.models import query_weights
 from bertserve.serving.models.manifest import QUERY_WEIGHTS, Quantisation
+from bertserve.serving.tasks.base import size_of
+from bertserve.serving.tasks.parts import Sparse
 from tests.support.checkpoints import edit_json, edit_weights, write_checkpoint, write_json
 from tests.support.exports import answers_together, exported, fused, ignore, opened
 from tests.support.sparse_encoders import (
@@ -198,8 +200,8 @@ def test_an_exported_router_has_the_weights_of_queries(tmp_path: Path) -> None:
     folder = write_router(write_plain(tmp_path / "doc"))
     bundle = exported(folder, "--precision", "fp32", "--precision", "int8", "--allow", "int8.agreement")
     manifest = bundle.manifest
-    assert (manifest.task, manifest.query_weights, manifest.similarity) == ("embed_sparse", True, "dot")
-    assert manifest.active == min(manifest.vocab_size, manifest.active)
+    assert (manifest.task, manifest.sparse) == ("embed_sparse", Sparse(query_weights=True, similarity="dot"))
+    assert size_of(manifest, "weights") <= manifest.vocab_size
     np.testing.assert_array_equal(query_weights.read(bundle.path, manifest.vocab_size), weights_of(folder).numpy())
     assert manifest.reference_library is not None
     assert manifest.reference_library.library.startswith("Sentence Transformers")
@@ -216,7 +218,7 @@ def test_an_exported_router_has_the_weights_of_queries(tmp_path: Path) -> None:
 def test_a_plain_folder_with_idf_is_proven_with_the_module_for_queries(tmp_path: Path) -> None:
     """OpenSearch's first encoders: Sentence Transformers reads the table where it is given it."""
     bundle = exported(write_idf(write_plain(tmp_path / "doc", "distilbert")), "--precision", "fp32")
-    assert bundle.manifest.query_weights
+    assert bundle.manifest.sparse == Sparse(query_weights=True)
     assert (bundle.path / QUERY_WEIGHTS).is_file()
     assert not bundle.manifest.reference_library.unproven  # type: ignore[union-attr]
 
@@ -367,4 +369,4 @@ def test_a_sparse_encoder_builds_for_a_t4(tmp_path: Path, name: str) -> None:
     words = ["--precision", "fp32", "--max-length", "16", "--tensorrt", "t4", "--tensorrt-precision", "int8"]
     bundle = exported(folder, *words, "--tensorrt-precision", "fp16", "--allow", "int8-tensorrt.agreement")
     assert {artifact.file for artifact in bundle.artifacts} >= {"model.sm75.fp16.engine", "model.sm75.int8.engine"}
-    assert bundle.manifest.active <= tensorrt.LARGEST_TOP_K
+    assert size_of(bundle.manifest, "weights") <= tensorrt.LARGEST_TOP_K

@@ -24,6 +24,8 @@ from tests.support.references import TEXTS, check_answers, encoded, expected
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from bertserve.serving.tasks.parts import Problem
+
 
 IDENTITY = "torch.nn.modules.linear.Identity"
 LENGTH = 64
@@ -175,7 +177,7 @@ def test_a_task_can_be_asked_for(tmp_path: Path, saved: str, asked: str, expecte
     assert checkpoint.task == expected_task
     rows = task_model.answers(task_model.load(checkpoint), encoded(checkpoint), threads=1, count=ignore)
     assert rows[0][0].shape == ((32,) if asked == "embed" else (1,))
-    assert checkpoint.labels.multi_label is (asked == "classify")
+    assert (checkpoint.labels.problem == "multi_label") is (asked == "classify")
 
 
 @pytest.mark.parametrize(
@@ -237,20 +239,20 @@ def test_a_cross_encoders_activation_is_read_from_every_form(
     assert opened(folder, "rerank").score_activation == activation
 
 
-HINTS: list[tuple[dict[str, object], str | None, tuple[str, bool, bool]]] = [
-    ({"sbert_ce_default_activation_function": IDENTITY}, None, ("rerank", False, False)),
-    ({"sentence_transformers": {"activation_fn": IDENTITY}}, None, ("rerank", False, False)),
-    ({"problem_type": "regression"}, None, ("classify", True, False)),
-    ({"problem_type": "multi_label_classification"}, None, ("classify", False, True)),
-    ({}, "rerank", ("rerank", False, False)),
-    ({}, "classify", ("classify", False, True)),
-    ({}, "regression", ("classify", True, False)),
+HINTS: list[tuple[dict[str, object], str | None, tuple[str, Problem]]] = [
+    ({"sbert_ce_default_activation_function": IDENTITY}, None, ("rerank", "single_label")),
+    ({"sentence_transformers": {"activation_fn": IDENTITY}}, None, ("rerank", "single_label")),
+    ({"problem_type": "regression"}, None, ("classify", "regression")),
+    ({"problem_type": "multi_label_classification"}, None, ("classify", "multi_label")),
+    ({}, "rerank", ("rerank", "single_label")),
+    ({}, "classify", ("classify", "multi_label")),
+    ({}, "regression", ("classify", "regression")),
 ]
 
 
 @pytest.mark.parametrize(("words", "asked", "found"), HINTS)
 def test_what_one_number_is_stands_in_the_checkpoint_or_is_asked_for(
-    tmp_path: Path, words: dict[str, object], asked: str | None, found: tuple[str, bool, bool]
+    tmp_path: Path, words: dict[str, object], asked: str | None, found: tuple[str, Problem]
 ) -> None:
     """A relevance, a value or a probability: what config.json or --task says, and never a guess.
 
@@ -262,7 +264,7 @@ def test_what_one_number_is_stands_in_the_checkpoint_or_is_asked_for(
         opened(folder)
     edit_json(folder / "config.json", **words)
     checkpoint = opened(folder, asked)
-    assert (checkpoint.task, checkpoint.labels.regression, checkpoint.labels.multi_label) == found
+    assert (checkpoint.task, checkpoint.labels.problem) == found
 
 
 def test_a_regression_agrees_by_the_order_of_its_values(tmp_path: Path) -> None:
@@ -289,9 +291,9 @@ def test_a_tied_matrix_that_differs_is_refused(tmp_path: Path) -> None:
 def test_labels_may_be_independent(tmp_path: Path) -> None:
     """problem_type says whether labels exclude one another."""
     folder = write_task_checkpoint(tmp_path / "small", "bert", "classify")
-    assert not opened(folder).labels.multi_label
+    assert opened(folder).labels.problem == "single_label"
     edit_json(folder / "config.json", problem_type="multi_label_classification")
-    assert opened(folder).labels.multi_label
+    assert opened(folder).labels.problem == "multi_label"
 
 
 @pytest.mark.parametrize("task", list(HEADS))

@@ -103,8 +103,11 @@ def cut(place: Path) -> None:
     (place / FP32).write_bytes((place / FP32).read_bytes()[:-7])
 
 
+OTHER_TASK = {"task": "classify", "labels": {"names": ["a", "b", "c", "d"]}, "embedding": None}
+
+
 def other_task(place: Path) -> None:
-    edit_manifest(place, lambda manifest: manifest.update(task="classify", labels=["a", "b", "c", "d"], pooling=None))
+    edit_manifest(place, lambda manifest: manifest.update(OTHER_TASK))
     edit_manifest(place, lambda manifest: manifest["outputs"][0].update(name="logits"))
 
 

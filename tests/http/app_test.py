@@ -81,7 +81,7 @@ class Pipeline:
             raise ValueError("a bug")
         task, make = ANSWERS[type(request.options)]
         model = self._repository.find(request.model, request.version, task)
-        answer = [make(model.manifest.labels)] * count
+        answer = [make(model.manifest.labels.names if model.manifest.labels else ())] * count
         vectors = isinstance(request.options, EmbedOptions)
         return Outcome(np.array(answer) if vectors else answer, model.name, model.version, Timings(1, 2, 3, 4), 5, 0)
 

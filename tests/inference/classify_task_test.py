@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from bertserve.serving.tasks import classify, rerank
 from bertserve.serving.tasks.classify import ClassifyOptions
+from bertserve.serving.tasks.parts import Labels, Problem
 from bertserve.serving.tasks.rerank import RerankOptions
 
 LABELS = ("calm", "glad", "sad")
@@ -17,15 +18,11 @@ LABELS = ("calm", "glad", "sad")
 def scores(
     values: list[float],
     options: ClassifyOptions | None = None,
-    *,
-    multi_label: bool = False,
-    regression: bool = False,
+    problem: Problem = "single_label",
 ) -> dict[str, float]:
     row = (np.array(values, np.float32),)
-    labels = LABELS[: len(values)]
-    (answer,) = classify.finish(
-        [row], options or ClassifyOptions(), labels, multi_label=multi_label, regression=regression
-    )
+    labels = Labels(LABELS[: len(values)], problem)
+    (answer,) = classify.finish([row], options or ClassifyOptions(), labels)
     return {entry.label: entry.score for entry in answer}
 
 
@@ -39,15 +36,15 @@ def test_no_logit_overflows(values: list[float], function: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "options", "kind", "expected"),
+    ("values", "options", "problem", "expected"),
     [
-        ([0.0, 0.0, 0.0], None, {"multi_label": True}, dict.fromkeys(LABELS, 0.5)),
-        ([-3.5], None, {"regression": True}, {"calm": -3.5}),
-        ([-3.5, 40.0], None, {"regression": True}, {"glad": 40.0, "calm": -3.5}),
-        ([0.0], None, {}, {"calm": 0.5}),
-        ([1.0, 3.0, 2.0], ClassifyOptions("none"), {}, {"glad": 3.0, "sad": 2.0, "calm": 1.0}),
-        ([0.0, 0.0, 0.0], ClassifyOptions("sigmoid"), {}, dict.fromkeys(LABELS, 0.5)),
-        ([0.0, 0.0, 0.0], ClassifyOptions(top_k=2), {}, {"calm": 1 / 3, "glad": 1 / 3}),
+        ([0.0, 0.0, 0.0], None, "multi_label", dict.fromkeys(LABELS, 0.5)),
+        ([-3.5], None, "regression", {"calm": -3.5}),
+        ([-3.5, 40.0], None, "regression", {"glad": 40.0, "calm": -3.5}),
+        ([0.0], None, "single_label", {"calm": 0.5}),
+        ([1.0, 3.0, 2.0], ClassifyOptions("none"), "single_label", {"glad": 3.0, "sad": 2.0, "calm": 1.0}),
+        ([0.0, 0.0, 0.0], ClassifyOptions("sigmoid"), "single_label", dict.fromkeys(LABELS, 0.5)),
+        ([0.0, 0.0, 0.0], ClassifyOptions(top_k=2), "single_label", {"calm": 1 / 3, "glad": 1 / 3}),
     ],
     ids=[
         *("each class of a multi-label model by itself", "one value as it is", "values as they are"),
@@ -55,10 +52,10 @@ def test_no_logit_overflows(values: list[float], function: str) -> None:
     ],
 )
 def test_what_logits_become(
-    values: list[float], options: ClassifyOptions | None, kind: dict[str, bool], expected: dict[str, float]
+    values: list[float], options: ClassifyOptions | None, problem: Problem, expected: dict[str, float]
 ) -> None:
     """By the model's kind, unless the request chooses: what it says wins. `top_k` keeps the best of all."""
-    found = scores(values, options, **kind)
+    found = scores(values, options, problem)
     assert found == pytest.approx(expected)
     assert list(found) == list(expected)
 

@@ -19,13 +19,13 @@ from bertserve.serving.records import EncodedText, TensorSpec
 from bertserve.serving.tasks import embed_sparse
 from bertserve.serving.tasks.base import Work
 from bertserve.serving.tasks.embed_sparse import TASK, EmbedSparseOptions, NamedSparseVector, SparseVector
+from bertserve.serving.tasks.parts import Sparse
 
 WORDS = 40
 FACTS: Any = SimpleNamespace(
     default_prompt=None,
     outputs=(TensorSpec("indices", "int32", (-1, 8)), TensorSpec("weights", "float32", (-1, 8))),
-    query_weights=True,
-    active=8,
+    sparse=Sparse(query_weights=True),
 )
 TABLE = np.linspace(-1, 3, WORDS, dtype=np.float32) * (np.arange(WORDS) % 4 != 0)
 
@@ -84,8 +84,8 @@ def test_the_limit_of_an_encoder_holds_for_its_queries() -> None:
 
     ids = [*range(24)]
     (vector,) = embed_sparse.finish(work(EmbedSparseOptions(query=True), ids=ids))
-    wanted = select_max_active_dims(torch.from_numpy(TABLE[ids]), FACTS.active).numpy()
-    assert np.count_nonzero(wanted > 0) < FACTS.active < np.count_nonzero(TABLE[ids])
+    wanted = select_max_active_dims(torch.from_numpy(TABLE[ids]), 8).numpy()
+    assert np.count_nonzero(wanted > 0) < 8 < np.count_nonzero(TABLE[ids])
     assert vector.indices.tolist() == np.flatnonzero(wanted).tolist()
     np.testing.assert_array_equal(vector.values, wanted[wanted != 0])
 
@@ -93,7 +93,7 @@ def test_the_limit_of_an_encoder_holds_for_its_queries() -> None:
 def test_who_needs_no_engine() -> None:
     """Queries of models whose queries have weights; documents and other models do."""
     options = EmbedSparseOptions(query=True)
-    other: Any = SimpleNamespace(query_weights=False, default_prompt=None)
+    other: Any = SimpleNamespace(sparse=Sparse(), default_prompt=None)
     assert embed_sparse.prepare([], options, FACTS, None, None).engineless
     assert not embed_sparse.prepare([], EmbedSparseOptions(), FACTS, None, None).engineless
     assert not embed_sparse.prepare([], options, other, None, None).engineless

@@ -17,6 +17,7 @@ from bertserve.serving.tasks import chunks, embed
 from bertserve.serving.tasks.base import Work
 from bertserve.serving.tasks.chunks import ChunkOptions
 from bertserve.serving.tasks.embed import EmbedOptions
+from tests.support.specs import parts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +66,7 @@ def test_chunks_are_scaled_as_the_model_scales_texts(models: Path, normalize: bo
         options=ChunkOptions(),
         texts=[text],
         rows=rows(np.array([[3.0, 4.0]], np.float32)),
-        manifest=msgspec.structs.replace(bundle.manifest, normalize=normalize),
+        manifest=msgspec.structs.replace(bundle.manifest, **parts("embed", normalize=normalize)),
         tokenizer=TextTokenizer.open(bundle.path, bundle.manifest),
     )
     ((chunk,),) = chunks.WAY.finish(work)

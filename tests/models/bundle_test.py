@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import stat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 import onnx
@@ -20,6 +20,7 @@ from bertserve.serving.models.staging_dir import StagedVersion
 from bertserve.serving.models.verified_dir import digest, versions
 from bertserve.serving.rollout.engine_choice import Chooser
 from bertserve.serving.settings import Settings
+from bertserve.serving.tasks.parts import Part
 from tests.support.models import NAME
 from tests.support.poison import FP32, edit_manifest, sign, tiny_bundle, tiny_model
 from tests.support.specs import model_spec
@@ -59,8 +60,9 @@ def test_a_bundle_of_an_earlier_schema_is_served_with_a_warning(bundle: Path, ca
     assert not caplog.records
 
     def to_2(manifest: dict[str, Any]) -> None:
-        manifest["schema_version"] = 2
-        manifest.pop("truncation_side", None)
+        manifest |= {"schema_version": 2, "pooling": manifest["embedding"]["pooling"][0]}
+        for field in ("truncation_side", *get_args(Part)):
+            del manifest[field]
 
     edit_manifest(bundle, to_2)
     with caplog.at_level(logging.WARNING, logger="bertserve"):

@@ -17,6 +17,7 @@ from bertserve.serving.models.verified_dir import digest
 from bertserve.serving.tasks import TASKS
 from tests.support.models import NAME
 from tests.support.poison import FP32, TINY_SIZE, edit_manifest, tiny_bundle
+from tests.support.specs import parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,12 +70,23 @@ SIDES = {"query_length": 8, "document_length": 16}
 
 def of_sides(**changes: object) -> Callable[[dict[str, Any]], object]:
     """A model of token vectors with something else in how it reads queries and documents."""
-    return lambda manifest: manifest.update(task="embed_tokens", pooling=None, multi_vector=SIDES | changes)
+    outputs = msgspec.to_builtins(TASKS["embed_tokens"].graph_outputs(hidden_size=TINY_SIZE))
+    return lambda m: m.update(task="embed_tokens", embedding=None, multi_vector=SIDES | changes, outputs=outputs)
+
+
+def of_embedding(**changes: object) -> Callable[[dict[str, Any]], object]:
+    return lambda manifest: manifest["embedding"].update(changes)
+
+
+def of_task(task: str, **values: object) -> Callable[[dict[str, Any]], object]:
+    """A model of another task, with its outputs."""
+    outputs = msgspec.to_builtins(TASKS[task].graph_outputs(hidden_size=4, labels=2, candidates=3, active=3))
+    return lambda m: m.update(task=task, embedding=None, outputs=outputs, **values)
 
 
 CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a-later-schema": (put("schema_version", SCHEMA_VERSION + 1), "export again"),
-    "an-earlier-schema": (put("schema_version", 1), "schema version must be 2 or 3: export again"),
+    "an-earlier-schema": (put("schema_version", 1), "schema version must be 2, 3 or 4: export again"),
     "another-name": (put("model", "other"), "name differs"),
     "another-version": (put("version", 2), "version differs"),
     "no-artifact": (put("artifacts", []), "no artifact"),
@@ -87,30 +99,36 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "special-token-outside": (put("special_ids", {"cls": WORDS}), "special token"),
     "negative-special-token": (put("special_ids", {"cls": -1}), "special token"),
     "other-outputs": (lambda m: m["outputs"][0].update(name="logits"), "outputs"),
-    "other-output-size": (lambda m: m["outputs"][0].update(shape=[-1, TINY_SIZE + 1]), "outputs"),
+    "no-output-size": (lambda m: m["outputs"][0].update(shape=[-1, -1]), "outputs"),
+    "outputs-too-wide": (lambda m: m["outputs"][0].update(shape=[-1, 2**20 + 1]), "outputs"),
+    "outputs-of-another-rank": (lambda m: m["outputs"][0].update(shape=[-1]), "outputs"),
+    "another-batch-size": (lambda m: m["outputs"][0].update(shape=[1, TINY_SIZE]), "outputs"),
+    "no-outputs": (put("outputs", []), "outputs"),
     "more-outputs": (lambda m: m["outputs"].append(m["outputs"][0]), "outputs"),
     "other-inputs": (lambda m: m["inputs"].reverse(), "inputs"),
     "fewer-inputs": (lambda m: m["inputs"].pop(0), "inputs"),
-    "no-pooling": (put("pooling", None), "pooling"),
-    "pooling-elsewhere": (put("task", "rerank"), "pooling"),
-    "pooling-unknown": (put("pooling", "mean+least"), "pooling must be one of cls, max, mean"),
-    "other-dimensions": (put("dimensions", TINY_SIZE + 1), "outputs"),
-    "no-dimensions": (put("dimensions", -1), "dimensions"),
-    "similarity-elsewhere": (lambda m: m.update(task="rerank", pooling=None, similarity="dot"), "similarity"),
-    "cut-beyond-the-vector": (put("matryoshka", [2, TINY_SIZE + 1]), "matryoshka"),
-    "activation-elsewhere": (put("activation", "identity"), "activation belongs"),
-    "labels-elsewhere": (put("labels", ["a"]), "labels"),
-    "classes-without-names": (lambda m: m.update(task="classify", pooling=None), "labels"),
-    "many-labels-elsewhere": (put("multi_label", True), "multi_label"),
-    "regression-elsewhere": (put("regression", True), "regression belongs"),
+    "no-embedding": (put("embedding", None), "embedding is missing, which the task embed needs"),
+    "embedding-elsewhere": (put("task", "rerank"), "embedding does not belong to the task rerank"),
+    "no-pooling": (of_embedding(pooling=[]), "pooling must be one of cls, max, mean"),
+    "pooling-unknown": (of_embedding(pooling=["mean", "least"]), "pooling must be one of cls, max, mean"),
+    "similarity-unknown": (of_embedding(similarity="likeness"), "similarity"),
+    "cut-beyond-the-vector": (of_embedding(matryoshka=[2, TINY_SIZE + 1]), "matryoshka"),
+    "cut-to-nothing": (of_embedding(matryoshka=[0]), "matryoshka"),
+    "activation-elsewhere": (put("activation", "identity"), "activation does not belong"),
+    "no-activation": (of_task("rerank"), "activation is missing"),
+    "labels-elsewhere": (put("labels", {"names": ["a"]}), "labels does not belong"),
+    "classes-without-names": (of_task("classify"), "labels is missing"),
+    "fewer-names-than-classes": (of_task("classify", labels={"names": ["a"]}), "outputs"),
+    "problem-unknown": (of_task("classify", labels={"names": ["a", "b"], "problem": "hard"}), "problem"),
     "no-such-prompt": (put("default_prompt", "query"), "not one of the prompts"),
     "default-prompt-elsewhere": (
-        lambda m: m.update(task="rerank", pooling=None, prompts={"query": "q"}, default_prompt="query"),
-        "default_prompt belongs",
+        of_task("rerank", activation="sigmoid", prompts={"query": "q"}, default_prompt="query"),
+        "default_prompt",
     ),
-    "sides-elsewhere": (put("multi_vector", SIDES), "multi_vector belongs"),
+    "sides-elsewhere": (of_task("classify", labels={"names": ["a", "b"]}, multi_vector=SIDES), "multi_vector does not"),
+    "sides-without-their-output": (put("multi_vector", SIDES), "outputs"),
     "sides-longer-than-the-model": (of_sides(document_length=1 << 19), "a length of multi_vector is out of range"),
-    "sides-shorter-than-a-text": (of_sides(query_length=2), "a length of multi_vector is out of range"),
+    "sides-shorter-than-a-text": (of_sides(query_length=2), "multi_vector.query_length"),
     "filled-beyond-a-query": (
         of_sides(expansion={"token": 103, "length": 9, "attended": False}),
         "a length of multi_vector is out of range",
@@ -120,27 +138,18 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         "a token of multi_vector is outside the vocabulary",
     ),
     "skips-no-word": (of_sides(skipped=[-1]), "a token of multi_vector is outside the vocabulary"),
-    "candidates-elsewhere": (put("candidates", 5), "candidates"),
-    "no-candidates": (lambda m: m.update(task="fill_mask", pooling=None), "candidates"),
-    "active-elsewhere": (put("active", 5), "active belongs"),
-    "no-active": (lambda m: m.update(task="embed_sparse", pooling=None), "active belongs"),
-    "more-active-than-words": (
-        lambda m: m.update(task="embed_sparse", pooling=None, active=WORDS + 1),
-        "active is out of range",
+    "weights-without-their-output": (put("sparse", {}), "outputs"),
+    "no-sparse": (of_task("embed_sparse"), "sparse is missing"),
+    "weights-of-queries-elsewhere": (
+        lambda m: m["files"].append({**m["files"][0], "file": "query_weights.npy"}),
+        "query_weights.npy must be listed for query_weights, and only then",
     ),
-    "weights-of-queries-elsewhere": (put("query_weights", True), "query_weights belongs"),
     "no-weights-of-queries": (
-        lambda m: m.update(
-            task="embed_sparse",
-            pooling=None,
-            active=3,
-            query_weights=True,
-            outputs=msgspec.to_builtins(TASKS["embed_sparse"].graph_outputs(active=3)),
-        ),
-        "query_weights.npy must be listed",
+        of_task("embed_sparse", sparse={"query_weights": True}),
+        "query_weights.npy must be listed for query_weights, and only then",
     ),
-    "no-mask-token": (lambda m: m.update(task="fill_mask", pooling=None, candidates=3, special_ids={}), "mask token"),
-    "other-task's-outputs": (lambda m: m.update(task="answer", pooling=None), "outputs"),
+    "no-mask-token": (of_task("fill_mask", special_ids={}), "mask token"),
+    "other-task's-outputs": (lambda m: m.update(task="answer", embedding=None), "outputs"),
     "invariant-without-proof": (lambda m: m["artifacts"][0].update(batch_invariant=True, invariance=None), "proof"),
     "engine-of-an-onnx-file": (lambda m: m["artifacts"][0].update(engine=ENGINE), "TensorRT"),
     "same-role-twice": (
@@ -180,24 +189,18 @@ def test_a_file_name_that_leads_elsewhere_is_refused(bundle: Path, name: str) ->
 @pytest.mark.parametrize("task", TASKS)
 def test_every_task_has_its_tensors(bundle: Path, task: str, *, segments: bool) -> None:
     """A manifest of any task passes with that task's inputs and outputs, and with no other task's."""
-    labels = ("a", "b") if task in {"classify", "tag"} else ()
-    candidates, active = 3 if task == "fill_mask" else 0, 3 if task == "embed_sparse" else 0
+    sizes = {"hidden_size": TINY_SIZE, "labels": 2, "candidates": 3, "active": 3}
     manifest = msgspec.structs.replace(
         opened(bundle),
         task=task,
-        pooling="cls" if task == "embed" else None,
-        labels=labels,
-        candidates=candidates,
-        active=active,
+        **parts(task),
         special_ids={"mask": 4},
         inputs=TASKS[task].graph_inputs(segments=segments),
-        outputs=TASKS[task].graph_outputs(
-            hidden_size=TINY_SIZE, labels=len(labels), candidates=candidates, active=active
-        ),
+        outputs=TASKS[task].graph_outputs(**sizes),
     )
     assert problem(manifest, NAME, "1") is None
     for other in set(TASKS) - {task}:
-        outputs = TASKS[other].graph_outputs(hidden_size=TINY_SIZE, labels=2, candidates=3, active=3)
+        outputs = TASKS[other].graph_outputs(**sizes)
         assert problem(msgspec.structs.replace(manifest, outputs=outputs), NAME, "1") == (
             "the outputs do not match the task"
         )

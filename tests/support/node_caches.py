@@ -39,7 +39,6 @@ def engine(file: Path, max_length: int) -> Artifact:
     profile = ShapeProfile((1, max_length), (4, max_length), (32, max_length))
     return Artifact(
         file=file.name,
-        kind="tensorrt",
         precision="fp16",
         target="sm75",
         sha256=digest(file),

@@ -21,6 +21,7 @@ from bertserve.serving.records import IDS
 from bertserve.serving.tasks import TASKS
 from tests.support.expected import tokenizer
 from tests.support.models import cache_key, copy_bundle, demo_repository, kept
+from tests.support.specs import parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +67,6 @@ def add_engine(bundle: Path, data: bytes = ENGINE_BYTES) -> None:
             {
                 **manifest["artifacts"][0],
                 "file": ENGINE,
-                "kind": "tensorrt",
                 "precision": "fp16",
                 "target": "sm75",
                 "parity": None,
@@ -175,10 +175,7 @@ def _change_task(task: str, bundle: Path, manifest: dict[str, Any]) -> None:
         "hidden_size": TINY_SIZE,
         "inputs": msgspec.to_builtins(inputs),
         "outputs": msgspec.to_builtins(outputs),
-        "pooling": "mean" if task == "embed" else None,
-        "labels": ["calm", "glad"] if task in {"classify", "tag"} else [],
-        "candidates": 8 if task == "fill_mask" else 0,
-        "active": 8 if task == "embed_sparse" else 0,
+        **msgspec.to_builtins(parts(task)),
     }
 
 

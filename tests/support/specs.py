@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bertserve.serving.engine.specs import ModelSpec
 from bertserve.serving.tasks import TASKS
+from bertserve.serving.tasks.parts import Embedding, Labels, Sparse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def parts(task: str, labels: Sequence[str] = ("calm", "glad"), **embedding: Any) -> dict[str, Any]:
+    """The parts of the manifest of a task, present or not."""
+    made = {
+        "embedding": Embedding(("mean",), **embedding),
+        "labels": Labels(tuple(labels)),
+        "sparse": Sparse(),
+        "activation": "sigmoid",
+    }
+    return {part: each if part == TASKS[task].part else None for part, each in made.items()}
 
 
 def model_spec(

@@ -28,6 +28,7 @@ from bertserve.serving.records import IDS, MASK, POSITIONS, TYPES
 from tests.support import traced
 from tests.support.checkpoints import HEADS, stripped_tokenizer, vocabulary
 from tests.support.models import kept
+from tests.support.specs import parts
 
 if TYPE_CHECKING:
     from bertserve.serving.models.manifest import Target
@@ -119,7 +120,6 @@ def write_bundle(
         artifacts = tuple(
             Artifact(
                 file=entry.file,
-                kind="onnx",
                 precision="fp32",
                 target=target,
                 sha256=entry.sha256,
@@ -149,11 +149,7 @@ def write_bundle(
                 source=Source(name=task, architecture=type(tiny.model).__name__, sha256="0" * 64),
                 tools={},
                 created="2026-01-01T00:00:00Z",
-                pooling="cls" if task == "embed" else None,
-                labels=labels,
-                candidates=CANDIDATES if task == "fill_mask" else 0,
-                active=ACTIVE if task == "embed_sparse" else 0,
-                **fields,
+                **{**parts(task, labels), **fields},
             )
         ).path
 

@@ -3,7 +3,8 @@
 `54307b58/` is what that commit left on a disk: the lists of what its users see, as its `tests/contract/surface` had
 them (of routes and methods the paths; of metrics those that its dashboard, rules, autoscalers and Ray Serve read), a
 file of settings, and in `data.tar.xz` bundles of schema 3 and 2 (its own exporter's, and that of 5780bbd0^), a
-manifest of its `export --split`, the checkpoint of them all, its cache directory, and what its server answered.
+manifest of its `export --split`, the checkpoint of them all, its cache directory, and what its server answered. For
+`tasks.tar.xz` see `bundles_test`.
 """
 
 from __future__ import annotations

@@ -337,14 +337,14 @@ async def info(context: AppContext, http: HttpRequest) -> HttpReply:
     """Get a model's metadata and the server's limits."""
     model, settings = _model(context, http), context.settings
     manifest = model.manifest
-    labels = manifest.labels or ("score",)
+    labels = manifest.labels.names if manifest.labels else ("score",)
     named: dict[str, Any] = {
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},
     }
-    if manifest.regression:
+    if manifest.labels and manifest.labels.problem == "regression":
         named["problem_type"] = "regression"
-    pooling = ("embedding", {"pooling": manifest.pooling})
+    pooling = ("embedding", {"pooling": "+".join(manifest.embedding.pooling) if manifest.embedding else None})
     sparse = ("embedding", {"pooling": "splade"})
     kinds = {"rerank": ("reranker", named), "embed": pooling, "embed_tokens": pooling, "embed_sparse": sparse}
     kind, details = kinds.get(manifest.task, ("classifier", named))

@@ -32,8 +32,7 @@ def write_manifest(path: Path, precisions: tuple[str, ...]) -> None:
     """Writes as much of a manifest as a load test reads."""
     path.mkdir(parents=True)
     artifacts = [
-        {"file": f"model.{p}.onnx", "kind": "onnx", "precision": p, "target": "cpu", "batch_invariant": p == "fp32"}
-        for p in precisions
+        {"file": f"model.{p}.onnx", "precision": p, "target": "cpu", "batch_invariant": p == "fp32"} for p in precisions
     ]
     manifest: dict[str, Any] = {
         "model": path.parent.name,

@@ -191,7 +191,6 @@ def export_graph(folder: Path, models: Path, name: str, task: str | None, *, fus
         entry = file_entry(graph)
         artifact = Artifact(
             file=graph.name,
-            kind="onnx",
             precision="fp32",
             target="cpu",
             sha256=entry.sha256,
