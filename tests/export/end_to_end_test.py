@@ -9,9 +9,10 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import torch
 
@@ -93,7 +94,8 @@ def within(part: str, **changes: Callable[[Any], Any]) -> Fault:
 
     def fault(checkpoint: Checkpoint) -> Checkpoint:
         old = getattr(checkpoint, part)
-        new = replace(old, **{name: change(getattr(old, name)) for name, change in changes.items()})
+        replaced = replace if is_dataclass(old) else msgspec.structs.replace
+        new = replaced(old, **{name: change(getattr(old, name)) for name, change in changes.items()})
         return replace(checkpoint, **{part: new})
 
     return fault
