@@ -158,7 +158,7 @@ def test_a_class_name_is_no_reason_to_refuse(tmp_path: Path, architecture: str) 
     folder = write_task_checkpoint(tmp_path / "small", "bert", "fill_mask")
     edit_json(folder / "config.json", architectures=[architecture])
     edit_weights(folder, lambda held: held.update({"mlp.dense.weight": torch.ones(2, 2), "queue": torch.ones(3)}))
-    assert check(folder, "embed_tokens").architecture == architecture
+    assert check(folder, "embed_tokens").encoder.architecture == architecture
 
 
 def test_an_encoder_without_a_prefix_may_have_company(tmp_path: Path) -> None:
