@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bertserve.serving.errors import BertserveError, NotReady, all_quoted, escaped, quoted
+from bertserve.serving.http.app import App
 from bertserve.serving.http.exchange import HttpRequest
+from bertserve.serving.http.routes import Router
 from bertserve.serving.logs import LogWriter, RateLimit, fields, line, members
 from tests.support.http_app import ready_api
 from tests.support.waiting import wait_for
@@ -208,9 +210,11 @@ def test_a_bug_is_logged_with_its_request(caplog: pytest.LogCaptureFixture) -> N
     """The traceback has the request's id, which the client gets too, and nothing of what it sent."""
     told: list[tuple[BertserveError, str, str, str]] = []
     request = HttpRequest("POST", "/embed", {}, PRIVATE.encode(), "id-1", 0.0)
-    api = ready_api(record_error=lambda *words: told.append(words))
-    reply = asyncio.run(api.answer(_fails, "/embed", request))
-    api.sent(request, reply, len(reply.body))
+    router = Router("Test")
+    router.post("/embed")(_fails)
+    app = App(ready_api(record_error=lambda *words: told.append(words)), [router], documented=False)
+    reply = asyncio.run(app.answer(request))
+    app.sent(request, reply, len(reply.body))
     assert reply.status == 500
     assert PRIVATE.encode() not in reply.body
     assert [(error.reason, *where) for error, *where in told] == [("internal", "id-1", "http", "")]
