@@ -16,8 +16,10 @@ from bertserve.serving.errors import BertserveError, InvalidRequest
 from bertserve.serving.http.exchange import outcome_head
 from bertserve.serving.inference.requests import Outcome, Timings
 from bertserve.serving.lifecycle import Lifecycle, State
+from bertserve.serving.records import TensorSpec
 from bertserve.serving.tasks import embed, rerank
 from bertserve.serving.tasks.embed import EmbedOptions
+from bertserve.serving.tasks.parts import Embedding
 from bertserve.serving.tasks.rerank import RerankOptions
 
 S = State
@@ -170,6 +172,7 @@ def test_what_a_request_leaves_open_the_model_decides(raw: bool | None, activati
 )
 def test_dimensions(sizes: tuple[int, ...], dimensions: int, refused: str | None) -> None:
     """From 1 to the model's size, or a size that a Matryoshka model was trained for; else the client is told."""
-    model = SimpleNamespace(vector_size=384, matryoshka=sizes)
+    outputs = (TensorSpec("pooled", "float32", (-1, 384)),)
+    model = SimpleNamespace(outputs=outputs, embedding=Embedding(("mean",), matryoshka=sizes))
     with pytest.raises(InvalidRequest, match=refused) if refused else contextlib.nullcontext():
         embed.check(EmbedOptions(dimensions=dimensions), model)
