@@ -33,7 +33,7 @@ from bertserve.export.recipe import ARTIFACTS, INT8_ENGINE
 from bertserve.export.report import latency, page
 from bertserve.export.tasks import EXPORTS
 from bertserve.export.texts import corpus
-from bertserve.serving.host import available_cpus, installed, integer_kernels, processor
+from bertserve.serving.host import available_cpus, installed_versions, integer_kernels, processor
 from bertserve.serving.models import query_weights
 from bertserve.serving.models.artifact_selection import few_agree
 from bertserve.serving.models.bundle import BundleWriter, data_entry, file_entry
@@ -537,5 +537,5 @@ def comparator_of(checkpoint: Checkpoint) -> DecisionComparator:
 
 def _tools() -> dict[str, str]:
     modules = (torch, transformers, onnx, onnxruntime, tokenizers, safetensors)
-    own = installed("bertserve") or {"bertserve": "not installed"}
+    own = installed_versions("bertserve") or {"bertserve": "not installed"}
     return {**own, **{module.__name__: str(module.__version__) for module in modules}}

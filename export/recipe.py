@@ -133,7 +133,7 @@ class Recipe:
         files = [*self.references, *([] if self.calibration is None else [self.calibration])]
         decisive = [
             SCHEMA_VERSION,
-            host.installed("bertserve"),
+            host.installed_versions("bertserve"),
             [self.artifacts, self.tensorrt, self.tensorrt_precisions, self.max_length, self.task, self.case],
             self.calibration_column,
             [sorted(self.limits.items()), sorted(self.allowed)],

@@ -13,7 +13,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from bertserve.serving.errors import StartupError, escaped
+from bertserve.serving.errors import StartupError, escape
 from bertserve.serving.lifecycle import collect_rarely
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _say_end(why: str, started: list[LogWriter], *, as_json: bool = False) -> No
     for log in started:
         log.flush()
     why = " ".join(why.split())
-    text = f"bertserve serve: {escaped(why)}\n"
+    text = f"bertserve serve: {escape(why)}\n"
     if as_json or any(log.form == "json" for log in started):
         head = {"name": "bertserve", "levelno": logging.ERROR, "levelname": "ERROR", "msg": why}
         text = line(logging.makeLogRecord(head), "json").decode()
@@ -120,11 +120,11 @@ def _serve(argv: list[str], started: list[LogWriter], signals: _EarlySignals) ->
     from bertserve.serving.net.ports import Ports, raise_descriptor_limit  # noqa: PLC0415
 
     if settings.model_id:
-        from bertserve.serving.rollout.model_export import exported  # noqa: PLC0415
+        from bertserve.serving.rollout.model_export import export_model  # noqa: PLC0415
 
         Ports.open(settings).close()  # fails now if a port is taken, because the export takes minutes
         with signals.ending_a_wait():
-            settings = exported(settings, os.environ)
+            settings = export_model(settings, os.environ)
     signals.check()
     from bertserve.serving.rollout.engine_choice import Chooser  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
 """The error tree: every failure a client can see, with its reason, HTTP status and gRPC code (as google.rpc.Code).
 
 Each class states these if they differ from its parent's. A message is made from a template that names the field, the
-limit and the size received. It repeats nothing received but names and numbers, as `quoted` writes them. Errors that no
+limit and the size received. It repeats nothing received but names and numbers, as `quote` writes them. Errors that no
 client sees are at the end.
 """
 
@@ -283,11 +283,11 @@ def body_too_large(most: int) -> BodyTooLarge:
 
 
 def too_many_inputs(count: int, most: int) -> InvalidRequest:
-    said = f"the request has {quoted(count)} inputs; the maximum is {most}{setting_of(most)}"
+    said = f"the request has {quote(count)} inputs; the maximum is {most}{setting_of(most)}"
     return InvalidRequest(said, param="input")
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """A text as one line of harmless characters: unprintable ones are escaped as in JSON.
 
     These are line ends and control characters, including those of Unicode, marks that change the writing direction, and
@@ -298,7 +298,7 @@ def escaped(text: str) -> str:
     return "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in text)
 
 
-def quoted(received: str | int) -> str:
+def quote(received: str | int) -> str:
     """A received name in quotes, or a received number, for a message: escaped, and cut to 64 characters.
 
     A value that may be somebody's text is not for a message at all.
@@ -306,14 +306,14 @@ def quoted(received: str | int) -> str:
     if isinstance(received, int):
         text = str(received)
         return text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}..."
-    text = escaped(json.dumps(received[: _MOST_QUOTED + 1], ensure_ascii=False)[1:-1])
+    text = escape(json.dumps(received[: _MOST_QUOTED + 1], ensure_ascii=False)[1:-1])
     return f'"{text}"' if len(text) <= _MOST_QUOTED else f'"{text[:_MOST_QUOTED]}..."'
 
 
 def all_quoted(names: Sequence[str]) -> str:
     """Received names for a message: the first of them, and the number of the others."""
     others = len(names) - _MOST_NAMES
-    shown = [quoted(name) for name in names[:_MOST_NAMES]] or ["none"]
+    shown = [quote(name) for name in names[:_MOST_NAMES]] or ["none"]
     return ", ".join([*shown, *([f"and {others} others"] if others > 0 else [])])
 
 

@@ -156,7 +156,7 @@ def gpu(folder: Path = _GPUS) -> str:
     return next(filter(None, names), "")
 
 
-def installed(*distributions: str) -> dict[str, str]:
+def installed_versions(*distributions: str) -> dict[str, str]:
     """The first of some distributions that is installed, with its version; empty if none is."""
     for name in distributions:
         with suppress(importlib.metadata.PackageNotFoundError):

@@ -7,7 +7,7 @@ every line and counts no lost ones.
 
 No user text gets into a line: messages are templates with names and numbers. Of other libraries' exceptions only type
 and place are shown, because their messages may repeat input. What may still come from outside, such as the name of a
-field or a file, is `escaped`.
+field or a file, is `escape`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
-from bertserve.serving.errors import BertserveError, StartupError, escaped
+from bertserve.serving.errors import BertserveError, StartupError, escape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -58,7 +58,7 @@ def members(**values: object) -> dict[str, Any]:
     return {"members": values}
 
 
-def tell(say: Callable[..., None], message: str, /, **values: object) -> None:
+def log_fields(say: Callable[..., None], message: str, /, **values: object) -> None:
     """Logs, by a method of a logger, a message whose arguments are these `members`, in this order."""
     say(message, *values.values(), extra=members(**values))
 
@@ -190,9 +190,9 @@ def line(record: logging.LogRecord, form: Format) -> bytes:
             written = orjson.dumps(whole, default=str).decode()
         except TypeError:  # half of a surrogate pair, as in the name of a file that is not UTF-8
             written = json.dumps(whole, default=str)
-        return f"{escaped(written)}\n".encode()
+        return f"{escape(written)}\n".encode()
     words = "".join(f" {name}={value}" for name, value in extra.items() if value is not None)
-    text = escaped(f"{when} {record.levelname} {record.name}: {record.getMessage()}{words}") + "\n"
+    text = escape(f"{when} {record.levelname} {record.name}: {record.getMessage()}{words}") + "\n"
     return (f"{text}{trace}\n" if trace else text).encode("utf-8", "backslashreplace")
 
 
@@ -204,4 +204,4 @@ def _traceback(error: BaseException) -> Iterator[str]:
         yield "which led to"
     yield "".join(traceback.format_tb(error.__traceback__)).rstrip("\n")
     kind = type(error)
-    yield f"{kind.__module__}.{kind.__qualname__}" + (escaped(f": {error}") if isinstance(error, _SAFE) else "")
+    yield f"{kind.__module__}.{kind.__qualname__}" + (escape(f": {error}") if isinstance(error, _SAFE) else "")

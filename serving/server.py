@@ -24,7 +24,7 @@ from bertserve.serving.inference.dispatcher import Dispatcher
 from bertserve.serving.inference.pipeline import Pipeline
 from bertserve.serving.lifecycle import TRACES_GRACE_S, Lifecycle, State, freeze
 from bertserve.serving.listeners import Api, Backend, Listeners, Transport
-from bertserve.serving.logs import members, tell
+from bertserve.serving.logs import log_fields, members
 from bertserve.serving.net.buffers import BufferBudget, give_back_free_memory
 from bertserve.serving.net.connection_limiter import ConnectionLimiter
 from bertserve.serving.oip.service import SERVER_VERSION
@@ -39,7 +39,7 @@ from bertserve.serving.scheduling.batcher import GROUP_TOKENS, PREFETCH_TOKENS, 
 from bertserve.serving.telemetry import catalogue
 from bertserve.serving.telemetry.metrics import Metrics
 from bertserve.serving.telemetry.recent import Recent
-from bertserve.serving.unawaited import kept, log_loop_error, start
+from bertserve.serving.unawaited import keep_running, log_loop_error, start
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,7 +73,7 @@ class Core:
         """`host` is the address of the HTTP port."""
         repository, lifecycle, metrics = choice.repository, Lifecycle(), Metrics()
         lifecycle.subscribe(metrics.state)
-        lifecycle.subscribe(lambda state: tell(log.info, "state: %s", state=state))
+        lifecycle.subscribe(lambda state: log_fields(log.info, "state: %s", state=state))
         metrics.read(catalogue.BUILD, lambda: {SERVER_VERSION: 1.0})
         metrics.follow_models(repository)
 
@@ -237,7 +237,7 @@ async def serve(server: Server, signals: asyncio.Queue[signal.Signals]) -> int:
     server.core.recent.start()
     lifecycle.to(State.WARMING)
     server.core.slot.start()
-    background = [start(kept(work)) for work in (server.listeners.api.files.run, give_back_free_memory)]
+    background = [start(keep_running(work)) for work in (server.listeners.api.files.run, give_back_free_memory)]
 
     signalled, failure = asyncio.create_task(signals.get()), asyncio.create_task(failed.wait())
     await asyncio.wait({signalled, failure}, return_when=asyncio.FIRST_COMPLETED)

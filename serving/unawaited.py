@@ -26,7 +26,7 @@ def start(work: Coroutine[Any, Any, T], failed: Callable[[], None] | None = None
     return task
 
 
-async def kept(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def keep_running(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Runs an endless task; restarts it if it raises."""
     while True:
         try:
@@ -61,7 +61,7 @@ def log_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> Non
     log.error("unhandled exception", exc_info=context.get("exception"))
 
 
-def guarded(failed: Callable[[], None], work: Callable[..., object], *arguments: object) -> None:
+def run_guarded(failed: Callable[[], None], work: Callable[..., object], *arguments: object) -> None:
     """Wraps a callback of a timer or the event loop: an exception is logged, and `failed` ends its owner."""
     try:
         work(*arguments)

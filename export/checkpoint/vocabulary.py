@@ -16,7 +16,7 @@ from bertserve.serving.errors import BertserveError
 from bertserve.serving.inference.tokenizer import opened_tokenizer
 from bertserve.serving.inference.tokenizer_rules import foreign_rules
 from bertserve.serving.records import EncodedText
-from bertserve.serving.tasks.embed_tokens import filled
+from bertserve.serving.tasks.embed_tokens import fill_queries
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -105,7 +105,7 @@ class Vocabulary:
         prompt = prompts.get("query" if query else "document", "")
         prompted = [prompt + text if isinstance(text, str) else text for text in texts]
         encoded = self.encode(prompted, sides.length(query=query))
-        return filled(encoded, sides.expansion) if query else encoded
+        return fill_queries(encoded, sides.expansion) if query else encoded
 
     def encode_sides(self, texts: Sequence[Text], sides: MultiVector, prompts: Mapping[str, str]) -> list[EncodedText]:
         """Encodes texts for a multi-vector model: documents, and every second one as a query."""

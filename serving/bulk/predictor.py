@@ -30,7 +30,7 @@ from bertserve.serving.errors import (
     InvalidRequest,
     StartupError,
     all_quoted,
-    quoted,
+    quote,
 )
 from bertserve.serving.fields.rule import Ignored, Level
 from bertserve.serving.host import available_cpus
@@ -113,7 +113,7 @@ class Model:
             BatchError: One of them is invalid, or the models must not be served.
         """
         if task is not None and task not in TASKS:
-            raise BatchError(f"unknown task {quoted(task)}; available: {', '.join(TASKS)}", exit_code=2)
+            raise BatchError(f"unknown task {quote(task)}; available: {', '.join(TASKS)}", exit_code=2)
         try:
             self.settings = Settings(models=Path(models), **settings)
             self.choice: Choice = Chooser(self.settings).first()
@@ -134,7 +134,7 @@ class Model:
             first = error.errors()[0]
             raise BatchError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", exit_code=2) from error
         except msgspec.ValidationError as error:
-            why = _VALUE.sub(lambda found: quoted(found[1]), str(error))
+            why = _VALUE.sub(lambda found: quote(found[1]), str(error))
             raise BatchError(f"options of {task or 'the task'}: {why}", exit_code=2) from error
         except BertserveError as error:
             raise BatchError(error.message, exit_code=2) from error
@@ -317,7 +317,7 @@ class BatchPredictor:
         if not isinstance(table, pa.Table):
             raise BatchError(f"a batch is a {type(table).__name__}; give map_batches batch_format='pyarrow'")
         if missing := [column for column in self._columns if column not in table.column_names]:
-            raise BatchError(f"unknown column {quoted(missing[0])}; available: {all_quoted(table.column_names)}")
+            raise BatchError(f"unknown column {quote(missing[0])}; available: {all_quoted(table.column_names)}")
         columns = [table[column].to_pylist() for column in self._columns]
         rows = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
         return self._answered(table, self._predictor.predict(rows))

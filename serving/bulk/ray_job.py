@@ -85,7 +85,7 @@ def run(
     Raises:
         BatchError: A reader or an engine failed for good, or there is no such cluster.
     """
-    ray = _imported(local=on.address is None)
+    ray = _import_ray(local=on.address is None)
     with _session(ray, on):
         threads, most = _shape(ray, on)
         told = _Run(job, str(out.absolute()), str(models.absolute()), settings | {"threads": threads}, list(finished))
@@ -112,7 +112,7 @@ def run(
             raise BatchError(_reason(error)) from error
 
 
-def _imported(*, local: bool) -> Any:  # noqa: ANN401  a module that is an optional installation
+def _import_ray(*, local: bool) -> Any:  # noqa: ANN401  a module that is an optional installation
     """Ray, which reads these variables when it is imported: no telemetry, and only errors in its log."""
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
     if local:
@@ -133,7 +133,7 @@ def _session(ray: Any, on: RayWorkers) -> Iterator[None]:  # noqa: ANN401  a mod
     """Ray while the block runs: the cluster's, or a local one for the block."""
     if on.address is not None:
         try:
-            with _silent():
+            with _silence():
                 ray.init(address=on.address, logging_level="error", log_to_driver=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise BatchError(f"cannot reach a Ray cluster at {on.address}: {' '.join(str(error).split())}") from error
@@ -145,7 +145,7 @@ def _session(ray: Any, on: RayWorkers) -> Iterator[None]:  # noqa: ANN401  a mod
     # A short path: Ray's sockets are far below it. The next job removes what a killed one has left.
     with StagingDir(Path("/tmp"), "bertserve-ray-", 0o700) as staging:  # noqa: S108  a name that cannot be guessed
         try:
-            with _silent():
+            with _silence():
                 ray.init(
                     num_cpus=(on.threads or available_cpus()) * (on.actors or 1) + 1,
                     include_dashboard=False,
@@ -161,7 +161,7 @@ def _session(ray: Any, on: RayWorkers) -> Iterator[None]:  # noqa: ANN401  a mod
 
 
 @contextlib.contextmanager
-def _silent() -> Iterator[None]:
+def _silence() -> Iterator[None]:
     """Suppresses output of Ray's C++ part at start, and its handler of SIGTERM."""
     sys.stderr.flush()
     kept, handler = os.dup(2), signal.getsignal(signal.SIGTERM)

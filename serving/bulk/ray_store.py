@@ -146,7 +146,7 @@ class RayJobStore:
             kind = pa.int64() if source.whole_ids else pa.string()
             head = head.append_column(job.columns.id, pa.array([part.rows[index].id for index in answered], kind))
         values = answers[column.name].combine_chunks().take(pa.array(answered, pa.int64()))
-        files = {f"parts/{name}{suffix}": data for suffix, data in _encoded(job.format, head, values, column).items()}
+        files = {f"parts/{name}{suffix}": data for suffix, data in _encode(job.format, head, values, column).items()}
         rejected: list[dict[str, Any]] = []
         for index, (row, reason) in enumerate(zip(part.rows, reasons, strict=True)):
             if reason:
@@ -225,7 +225,7 @@ def _name(file: int, part: int) -> str:
     return f"part-{file:05}-{part:05}"
 
 
-def _encoded(form: str, head: pa.Table, answers: pa.Array, column: AnswerColumn) -> dict[str, bytes]:
+def _encode(form: str, head: pa.Table, answers: pa.Array, column: AnswerColumn) -> dict[str, bytes]:
     """The files of a part, by suffix."""
     stream = io.BytesIO()
     if form == "parquet":

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bertserve.serving.bulk.errors import BatchError
-from bertserve.serving.errors import InvalidRequest, all_quoted, quoted
+from bertserve.serving.errors import InvalidRequest, all_quoted, quote
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -113,19 +113,19 @@ def find(paths: Sequence[Path], columns: Columns) -> list[InputFile]:
         files = sorted(each for each in path.iterdir() if each.suffix in SUFFIXES) if path.is_dir() else [path]
         if not files:
             raise BatchError(f"{path} contains no {', '.join(SUFFIXES)} files", exit_code=2)
-        found += [_described(file, columns) for file in files]
+        found += [_describe(file, columns) for file in files]
     if len({file.path for file in found}) < len(found):
         raise BatchError("an input file is listed twice", exit_code=2)
     if len({file.kind for file in found}) > 1:
         raise BatchError("the input files have several formats; run one job per format", exit_code=2)
     if len({file.whole_ids for file in found}) > 1:
         raise BatchError(
-            f"the IDs in {quoted(columns.id or '')} are numbers in some files and strings in others", exit_code=2
+            f"the IDs in {quote(columns.id or '')} are numbers in some files and strings in others", exit_code=2
         )
     return found
 
 
-def _described(path: Path, columns: Columns) -> InputFile:
+def _describe(path: Path, columns: Columns) -> InputFile:
     kind = SUFFIXES.get(path.suffix)
     if kind is None:
         raise BatchError(f"{path} must end in {', '.join(SUFFIXES)}", exit_code=2)
@@ -154,7 +154,7 @@ def _described(path: Path, columns: Columns) -> InputFile:
 
 def _check_names(path: Path, names: Sequence[str], columns: Columns) -> None:
     if missing := [name for name in columns.names if name not in names]:
-        raise BatchError(f"{path} has no column {quoted(missing[0])}; it has {all_quoted(names)}", exit_code=2)
+        raise BatchError(f"{path} has no column {quote(missing[0])}; it has {all_quoted(names)}", exit_code=2)
 
 
 def _whole(path: Path, field: pa.Field) -> bool:
@@ -162,7 +162,7 @@ def _whole(path: Path, field: pa.Field) -> bool:
         return True
     if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
         return False
-    message = f"{path}: the IDs in {quoted(field.name)} have the type {field.type}; use integers or strings"
+    message = f"{path}: the IDs in {quote(field.name)} have the type {field.type}; use integers or strings"
     raise BatchError(message, exit_code=2)
 
 
@@ -270,12 +270,12 @@ def _json_row(line: bytes, file: InputFile, columns: Columns, progress: float) -
     own: Id = content.get(columns.id) if columns.id else None
     if file.whole_ids:
         if own is not None and (not isinstance(own, int) or isinstance(own, bool) or own.bit_length() > 63):  # noqa: PLR2004  int64
-            why = f"the id in {quoted(columns.id or '')} is not an integer, unlike the first one"
+            why = f"the id in {quote(columns.id or '')} is not an integer, unlike the first one"
             return Row(None, None, why, progress)
     elif own is not None and not isinstance(own, str):
         own = json.dumps(own)
     if missing := [name for name in columns.texts if name not in content]:
-        return Row(None, own, f"no field {quoted(missing[0])}", progress)
+        return Row(None, own, f"no field {quote(missing[0])}", progress)
     value, reason = _value([content[name] for name in columns.texts])
     return Row(value, own, reason, progress)
 

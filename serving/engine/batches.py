@@ -125,13 +125,13 @@ class OneByOne:
             return self._runner.run(batch)
         outputs = [self._runner.run(Batch(batch.model, [text])) for text in batch.texts]
         return BatchOutput(
-            arrays=[_stacked(arrays) for arrays in zip(*[output.arrays for output in outputs], strict=True)],
+            arrays=[_stack(arrays) for arrays in zip(*[output.arrays for output in outputs], strict=True)],
             finite=[flag for output in outputs for flag in output.finite],
             compute_us=sum(output.compute_us for output in outputs),
         )
 
 
-def _stacked(arrays: Sequence[Array]) -> Array:
+def _stack(arrays: Sequence[Array]) -> Array:
     """Concatenates the arrays of single texts; per-token outputs are padded to the longest text."""
     if len({array.shape[1:] for array in arrays}) == 1:
         return cast("Array", np.concatenate(arrays))

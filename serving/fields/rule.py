@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.inspect import ListType, Metadata, StructType, UnionType, VarTupleType, type_info
 
-from bertserve.serving.errors import InvalidRequest, quoted
+from bertserve.serving.errors import InvalidRequest, quote
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -120,7 +120,7 @@ class Level:
             # A request without a required field would be rejected anyway.
             meant = next((near for near in absent if near in self.required or name not in _NO_TYPOS), None)
             if meant is not None:
-                raise InvalidRequest(f'unknown field {quoted(name)}{where}; did you mean "{meant}"?', param=name)
+                raise InvalidRequest(f'unknown field {quote(name)}{where}; did you mean "{meant}"?', param=name)
         ignored[name] = None
 
 
@@ -208,7 +208,7 @@ def _refuse_misplaced(name: str, value: Mapping[str, Any], kind: _Object, path: 
             if name in level.names and level.required:
                 body = ", ".join(f'"{each}": ...' for each in level.known if each in level.required)
                 where = f" (at `{path}`)" if path else ""
-                said = f'unknown field {quoted(name)}{where}; did you mean "{field}.{name}"?'
+                said = f'unknown field {quote(name)}{where}; did you mean "{field}.{name}"?'
                 raise InvalidRequest(f'{said} The body is {{"{field}": {{{body}}}}}', param=name)
 
 

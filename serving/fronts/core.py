@@ -25,7 +25,7 @@ from bertserve.serving.fronts.wire import (
     pack_rows,
     unpack_running,
 )
-from bertserve.serving.inference.answer_cache import unpadded
+from bertserve.serving.inference.answer_cache import strip_padding
 from bertserve.serving.logs import fields
 from bertserve.serving.records import DEFAULT_PRIORITY, ModelIndex
 from bertserve.serving.unawaited import is_cancelled, start
@@ -261,7 +261,7 @@ class FrontLink(asyncio.Protocol):
         found = rows.rows
         if model in self._core.padded:
             outputs = self._core.outputs[model]
-            found = [unpadded(row, len(text.ids), outputs) for text, row in zip(texts, found, strict=True)]
+            found = [strip_padding(row, len(text.ids), outputs) for text, row in zip(texts, found, strict=True)]
         return pack_rows(number, found, rows.queue_us, rows.compute_us, rows.submitted, cached=rows.cached)
 
     async def _cached(self, cache: AnswerCache, number: int, permit: Permit, texts: Sequence[EncodedText]) -> None:

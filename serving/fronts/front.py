@@ -40,7 +40,7 @@ from bertserve.serving.records import ModelIndex
 from bertserve.serving.settings import Settings
 from bertserve.serving.telemetry import catalogue
 from bertserve.serving.telemetry.metrics import Metrics
-from bertserve.serving.unawaited import kept, log_loop_error, start
+from bertserve.serving.unawaited import keep_running, log_loop_error, start
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -155,7 +155,7 @@ class Front:
     async def run(self) -> None:
         await self._listeners.start()
         api = self._listeners.api
-        background = [start(kept(work)) for work in (api.files.run, give_back_free_memory, self._report)]
+        background = [start(keep_running(work)) for work in (api.files.run, give_back_free_memory, self._report)]
         freeze()
         self._passing.setblocking(False)
         asyncio.get_running_loop().add_reader(self._passing, self._take)

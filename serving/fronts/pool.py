@@ -31,7 +31,7 @@ from bertserve.serving.fronts.wire import (
 )
 from bertserve.serving.host import resident_bytes
 from bertserve.serving.lifecycle import REPLY_GRACE_S, TRACES_GRACE_S
-from bertserve.serving.logs import tell
+from bertserve.serving.logs import log_fields
 from bertserve.serving.telemetry import catalogue
 from bertserve.serving.unawaited import start
 
@@ -300,7 +300,7 @@ class FrontPool:
             try:
                 await front.start(call, debts)
             except OSError as error:
-                tell(log.error, "cannot start a front process: %s", reason=error.strerror)
+                log_fields(log.error, "cannot start a front process: %s", reason=error.strerror)
                 await asyncio.sleep(_PAUSE_S)
                 continue
             front.set_up(self._setup(slot))
@@ -318,7 +318,7 @@ class FrontPool:
                 return
             self.restarts += 1
             message = "front process %d has ended with the status %d; starting another"
-            tell(log.error, message, pid=front.process.pid, status=front.process.returncode)
+            log_fields(log.error, message, pid=front.process.pid, status=front.process.returncode)
             if time.monotonic() - front.up_at >= _CRASH_AGE_S:
                 crashes, pause_s = 0, _PAUSE_S
             crashes += 1

@@ -26,7 +26,7 @@ from bertserve.serving.errors import (
 )
 from bertserve.serving.logs import fields
 from bertserve.serving.net.requests import COMPRESSIONS, inflate
-from bertserve.serving.unawaited import guarded, is_cancelled
+from bertserve.serving.unawaited import is_cancelled, run_guarded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -151,7 +151,7 @@ async def answer(call: Call, data: bytes, compressed: int, trace: RequestTrace) 
     request_id = _request_id(call, request, trace)
     if method.duplex is not None:
         return Answer(b"", failure, request_id, trace)
-    guarded(call.abandon, call.refuse, failure, request_id)
+    run_guarded(call.abandon, call.refuse, failure, request_id)
     return None
 
 

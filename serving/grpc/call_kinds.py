@@ -21,7 +21,7 @@ from bertserve.serving.errors import (
 from bertserve.serving.grpc.boundary import Answer, answer
 from bertserve.serving.grpc.calls import PREFIX_BYTES, UNCOUNTED_BYTES, Call, Metadata, read_prefix
 from bertserve.serving.security.keys import refusal
-from bertserve.serving.unawaited import guarded
+from bertserve.serving.unawaited import run_guarded
 
 if TYPE_CHECKING:
     from bertserve.serving.inference.requests import RequestTrace
@@ -229,7 +229,7 @@ class BidirectionalCall(Call, eq=False):
 
     def _start(self, data: bytes, compressed: int) -> None:
         task = self.connection.loop.create_task(answer(self, data, compressed, self.begin_trace(len(data))))
-        task.add_done_callback(partial(guarded, self.abandon, self._take_result))
+        task.add_done_callback(partial(run_guarded, self.abandon, self._take_result))
         self._answers.append(task)
         self._sizes[task] = len(data)
         self._in_work += len(data)

@@ -20,7 +20,7 @@ from bertserve.serving.errors import (
 from bertserve.serving.grpc.call_kinds import BidirectionalCall, UnaryCall
 from bertserve.serving.grpc.calls import Call, CallHead, Method
 from bertserve.serving.grpc.connection import GrpcPort
-from bertserve.serving.net.requests import MAX_HEADER_BYTES, MAX_HEADERS, gathered
+from bertserve.serving.net.requests import MAX_HEADER_BYTES, MAX_HEADERS, gather_fields
 from bertserve.serving.security.keys import refusal
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class CallDispatch(GrpcPort):
             connection.keys_changed()
 
     def _read_head(self, headers: Headers) -> CallHead:
-        values = MappingProxyType(gathered(headers.fields))
+        values = MappingProxyType(gather_fields(headers.fields))
         path = values.get(b":path", b"").decode("latin-1")
         route = path if path in self.methods else "?"
         head = self._checked(headers, route, values)

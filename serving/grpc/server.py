@@ -16,7 +16,7 @@ from bertserve.serving.grpc.services.standard import ReflectionService
 from bertserve.serving.lifecycle import State
 from bertserve.serving.net.listener import Listener
 from bertserve.serving.net.ports import keep_alive
-from bertserve.serving.unawaited import guarded
+from bertserve.serving.unawaited import run_guarded
 
 if TYPE_CHECKING:
     import socket
@@ -93,11 +93,11 @@ class GrpcListener(Listener):
         try:
             await self.emptied(limit)
             for connection in list(self._calls.connections):
-                guarded(connection.abort, connection.end_drain)
+                run_guarded(connection.abort, connection.end_drain)
             await self.emptied(limit + grace_s)
         finally:
             for connection in list(self._calls.connections):
-                guarded(connection.abort, connection.end)
+                run_guarded(connection.abort, connection.end)
 
     @property
     def methods(self) -> Mapping[str, Method | BertserveError]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from bertserve.serving.errors import body_too_large
 from bertserve.serving.http.exchange import NOT_MODIFIED, HttpRequest
 from bertserve.serving.http.replies import head_lines, sends_body
-from bertserve.serving.net.requests import gathered, request_id
+from bertserve.serving.net.requests import gather_fields, request_id
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -25,7 +25,7 @@ class AsgiApp:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app, headers = self._app, gathered(scope["headers"])
+        app, headers = self._app, gather_fields(scope["headers"])
         identity = request_id(headers.get(b"x-request-id"))
         request = HttpRequest(scope["method"], scope["path"], headers, b"", identity, time.perf_counter())
         request.route = app.route_of(request.path)

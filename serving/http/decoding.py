@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 from msgspec.inspect import ListType, LiteralType, StructType, Type, VarTupleType, type_info
 
-from bertserve.serving.errors import InvalidRequest, MalformedRequest, quoted
+from bertserve.serving.errors import InvalidRequest, MalformedRequest, quote
 from bertserve.serving.fields.rule import Ignored, members_of, obey_rule
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def _malformed(data: bytes | memoryview) -> MalformedRequest:
             place = _half_of_a_pair(text)
             whose = f"the text at `{place}`" if place else "a text"
             return MalformedRequest(f"{whose} has half of a surrogate pair ({at}); cut texts between characters")
-        found = f", found {quoted(text[error.pos])}" if error.pos < len(text) else ""
+        found = f", found {quote(text[error.pos])}" if error.pos < len(text) else ""
         return MalformedRequest(f"the body is not valid JSON: {error.msg} {at}{found}")
     return MalformedRequest("the body is not valid JSON: nested too deeply")
 

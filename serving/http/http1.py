@@ -29,7 +29,7 @@ from bertserve.serving.errors import (
 )
 from bertserve.serving.http.exchange import HttpRequest
 from bertserve.serving.http.hosts import is_known_host
-from bertserve.serving.net.requests import MAX_HEADER_BYTES, MAX_HEADERS, combined, request_id, words
+from bertserve.serving.net.requests import MAX_HEADER_BYTES, MAX_HEADERS, combine, request_id, words
 
 if TYPE_CHECKING:
     from bertserve.serving.http.port import HttpPort
@@ -171,7 +171,7 @@ class RequestParser:
             raise _headers_too_large()
         if self.reading is _HEAD:
             headers, name = self._request.headers, name.lower()
-            headers[name] = combined(name, headers[name], value) if name in headers else value
+            headers[name] = combine(name, headers[name], value) if name in headers else value
 
     def on_headers_complete(self) -> None:
         """Checks the head, including the API key, before any byte of the body is buffered."""

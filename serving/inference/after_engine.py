@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bertserve.serving.inference.tokenizer import TextTokenizer
     from bertserve.serving.models.manifest import Manifest
     from bertserve.serving.records import EncodedText, Row, TextInput
-    from bertserve.serving.tasks.base import TaskOptions, Way
+    from bertserve.serving.tasks.base import TaskOptions, TaskRoute
 
 _RUNS = 3
 _QUERY, _TEXT = "word " * 120, "word " * 500
@@ -76,7 +76,7 @@ def unit_us(manifest: Manifest, tokenizer: TextTokenizer) -> dict[type[TaskOptio
     return found
 
 
-def _measured(way: Way[Any, Any], manifest: Manifest, tokenizer: TextTokenizer) -> float:
+def _measured(way: TaskRoute[Any, Any], manifest: Manifest, tokenizer: TextTokenizer) -> float:
     options = way.options()
     way.check(options, manifest)
     try:
@@ -91,7 +91,7 @@ def _measured(way: Way[Any, Any], manifest: Manifest, tokenizer: TextTokenizer) 
 
 
 def _read(
-    way: Way[Any, Any], value: TextInput, manifest: Manifest, tokenizer: TextTokenizer
+    way: TaskRoute[Any, Any], value: TextInput, manifest: Manifest, tokenizer: TextTokenizer
 ) -> tuple[Sequence[TextInput], Sequence[EncodedText]]:
     inputs, options, _ = way.prepare([value], way.options(), manifest, None, None)
     return inputs, way.encode(tokenizer, inputs, options, truncate=True)

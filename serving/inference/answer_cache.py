@@ -128,7 +128,7 @@ class AnswerCache:
                 submitted, cached = submitted or pending.submitted, False
                 self.texts["miss"] += len(mine)
             for key, future in others.items():
-                if (row := await _awaited(future, dispatcher, permit)) is not None:
+                if (row := await _await_row(future, dispatcher, permit)) is not None:
                     rows[key] = row
                     self.texts["shared"] += 1
         return CachedRows([rows[key] for key in keys], queue_us, compute_us, submitted, cached)
@@ -164,7 +164,7 @@ class AnswerCache:
         return pending
 
 
-async def _awaited(future: asyncio.Future[Row | None], dispatcher: Device[Any], permit: Admitted) -> Row | None:
+async def _await_row(future: asyncio.Future[Row | None], dispatcher: Device[Any], permit: Admitted) -> Row | None:
     """Another request's row, or None if it gets none; raises `DeadlineExceeded` at the deadline."""
     try:
         async with asyncio.timeout_at(permit.deadline):
@@ -177,7 +177,7 @@ def _key(model: ModelIndex, text: EncodedText) -> Key:
     return model, text.ids.tobytes(), b"" if text.type_ids is None else text.type_ids.tobytes()
 
 
-def unpadded(row: Row, tokens: int, outputs: Sequence[TensorSpec]) -> Row:
+def strip_padding(row: Row, tokens: int, outputs: Sequence[TensorSpec]) -> Row:
     """A row without padding: if its length is variable, it has at most one line for each token (`graph_outputs`)."""
     return tuple(part[:tokens] if spec.shape[1] < 0 else part for part, spec in zip(row, outputs, strict=True))
 
@@ -185,7 +185,7 @@ def unpadded(row: Row, tokens: int, outputs: Sequence[TensorSpec]) -> Row:
 def _own(row: Row, tokens: int, outputs: Sequence[TensorSpec]) -> Row:
     """A read-only copy without padding. A row is a view of its whole batch and would keep the batch in memory."""
     copies = []
-    for part in unpadded(row, tokens, outputs):
+    for part in strip_padding(row, tokens, outputs):
         copy = part.copy()
         copy.flags.writeable = False
         copies.append(copy)

@@ -12,7 +12,7 @@ import heapq
 from itertools import count
 from typing import TYPE_CHECKING
 
-from bertserve.serving.unawaited import guarded
+from bertserve.serving.unawaited import run_guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +79,7 @@ class DeadlineTimer:
         for deadline in due:
             callback, deadline.callback = deadline.callback, None
             if callback is not None:
-                guarded(_nothing, callback)
+                run_guarded(_nothing, callback)
 
 
 def _nothing() -> None:

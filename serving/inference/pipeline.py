@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from bertserve.serving.lifecycle import Lifecycle
     from bertserve.serving.records import EncodedText, ModelIndex, TextInput, Truncate
     from bertserve.serving.settings import Settings
-    from bertserve.serving.tasks.base import Check, TaskOptions, Way
+    from bertserve.serving.tasks.base import Check, TaskOptions, TaskRoute
 
 R = TypeVar("R")
 
@@ -68,7 +68,7 @@ class _Job(msgspec.Struct, Generic[A]):
     """
 
     request: InferRequest[A]
-    way: Way[Any, A]
+    way: TaskRoute[Any, A]
     model: ServedModel
     inputs: Sequence[TextInput]
     options: TaskOptions[A]
@@ -139,7 +139,7 @@ class Pipeline:
             trace.decoded = time.perf_counter()
         if not self._lifecycle.accepting:
             raise self._lifecycle.refusal()
-        way: Way[Any, A] = WAYS[type(request.options)]
+        way: TaskRoute[Any, A] = WAYS[type(request.options)]
         model = self._repository.find(request.model, request.version, way.task)
         if trace is not None:
             trace.model = model.name

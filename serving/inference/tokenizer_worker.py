@@ -65,7 +65,7 @@ def main(descriptor: int) -> None:
                 _limit(MEMORY_BYTES + MEMORY_PER_BYTE * len(content), OPEN_S)
             else:
                 _limit(MEMORY_BYTES, CPU_S)
-            pipe.send_bytes(pack(_tried(lambda: run(*call))))  # noqa: B023  called here
+            pipe.send_bytes(pack(_try(lambda: run(*call))))  # noqa: B023  called here
 
 
 def _texts(args: list[Any]) -> list[Any]:
@@ -76,7 +76,7 @@ def _texts(args: list[Any]) -> list[Any]:
     return [first, *rest]
 
 
-def _tried(work: Callable[[], object]) -> tuple[str, object]:
+def _try(work: Callable[[], object]) -> tuple[str, object]:
     """The kind of error and its message, or "" and the result; other messages may repeat the text and are dropped."""
     try:
         return "", work()

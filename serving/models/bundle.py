@@ -90,7 +90,7 @@ def open_bundle(path: Path) -> Bundle:
     Raises:
         BundleError: The bundle does not match its manifest, or holds what must not be served.
     """
-    return _verified(read_bundle(path))
+    return _verify(read_bundle(path))
 
 
 def read_bundle(path: Path) -> Bundle:
@@ -122,7 +122,7 @@ def _read(path: Path, model: str, version: str) -> Bundle:
     return Bundle(path, manifest, sha256)
 
 
-def _verified(bundle: Bundle) -> Bundle:
+def _verify(bundle: Bundle) -> Bundle:
     path, manifest = bundle.path, bundle.manifest
     graphs = [graph.name for graph in bundle.engine_graphs.values()]
     builds = {artifact.file: artifact.engine for artifact in manifest.artifacts} | dict.fromkeys(graphs)
@@ -167,5 +167,5 @@ class BundleWriter(StagedVersion):
     def publish(self, manifest: Manifest) -> Bundle:
         """Writes the manifest, verifies the bundle, syncs it to disk and moves it into place."""
         verified_dir.write(self.path, MANIFEST, manifest)
-        bundle = _verified(_read(self.path, self.model, str(self.version)))
+        bundle = _verify(_read(self.path, self.model, str(self.version)))
         return Bundle(self.move(), manifest, bundle.sha256)

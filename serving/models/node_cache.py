@@ -23,7 +23,7 @@ from bertserve.serving.engine.kinds import engine_for
 from bertserve.serving.models import earlier_schemas, verified_dir
 from bertserve.serving.models.bundle import check_artifact, file_entry
 from bertserve.serving.models.manifest import Accuracy, Artifact, FileEntry, Invariance, Parity, problem
-from bertserve.serving.models.staging_dir import StagedVersion, attempted
+from bertserve.serving.models.staging_dir import StagedVersion, attempt
 from bertserve.serving.models.verified_dir import UnverifiedError, versions
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def device_of(target: Target) -> str:
 
 def libraries_of(target: Target) -> dict[str, str]:
     """Versions of the libraries that run a target's artifacts here, by name; empty if none is installed."""
-    return host.installed(*engine_for(target).packages)
+    return host.installed_versions(*engine_for(target).packages)
 
 
 class CacheError(Exception):
@@ -139,7 +139,7 @@ def open_entry(root: Path, bundle: Bundle) -> CacheEntry | None:
     try:
         _check_directory(directory)
         numbers = versions(directory) if directory.is_dir() else []
-        return _verified(directory / str(numbers[-1]), bundle) if numbers else None
+        return _verify(directory / str(numbers[-1]), bundle) if numbers else None
     except (UnverifiedError, OSError) as error:
         raise CacheError(f"cache {directory}: {error}") from error
 
@@ -238,7 +238,7 @@ class CacheWriter(StagedVersion):
         made = {engine.file: engine for engine in engines} | {name: file_entry(self.path / name) for name in files}
         # An old proof was of the engine that had the name before.
         judged = dict.fromkeys((engine.file for engine in engines), None) | dict(proofs or {})
-        return attempted(lambda: self._publish(bundle, made, judged), FileExistsError)
+        return attempt(lambda: self._publish(bundle, made, judged), FileExistsError)
 
     def _publish(
         self, bundle: Bundle, made: dict[str, FileEntry | Artifact], judged: dict[str, Proof | None]
@@ -271,7 +271,7 @@ class CacheWriter(StagedVersion):
         )
         verified_dir.write(self.path, DERIVED, derived)
         try:
-            _verified(self.path, bundle)
+            _verify(self.path, bundle)
         except UnverifiedError as error:
             raise CacheError(f"cache {self.path}: {error}") from error
         try:
@@ -299,7 +299,7 @@ def _check_directory(directory: Path) -> None:
             raise UnverifiedError(f"{path} must be a directory, not a link")
 
 
-def _verified(path: Path, bundle: Bundle) -> CacheEntry:
+def _verify(path: Path, bundle: Bundle) -> CacheEntry:
     derived, _ = verified_dir.read(path, DERIVED, _decode)
     if (broken := next((sentence for is_broken, sentence in _rules(derived, bundle) if is_broken), None)) is not None:
         raise UnverifiedError(f"{DERIVED}: {broken}")

@@ -42,7 +42,7 @@ _LOST_RACES = FileNotFoundError, FileExistsError, BlockingIOError
 T = TypeVar("T")
 
 
-def attempted(attempt: Callable[[], T], *lost_races: type[OSError]) -> T:
+def attempt(attempt: Callable[[], T], *lost_races: type[OSError]) -> T:
     """Returns the result of an attempt, which is repeated a few times after a lost race with another process."""
     for _ in range(_ATTEMPTS - 1):
         with contextlib.suppress(*lost_races):
@@ -65,7 +65,7 @@ class StagingDir:
     def __enter__(self) -> Self:
         self._new = [folder for folder in (self._home, *self._home.parents) if not folder.exists()]
         self._sweep()
-        self.path, self._handle = attempted(self._make, *_LOST_RACES)
+        self.path, self._handle = attempt(self._make, *_LOST_RACES)
         return self
 
     def __exit__(
@@ -112,7 +112,7 @@ def exclusive(directory: Path, on_wait: Callable[[], None]) -> Iterator[None]:
         directory: The directory that the processes share.
         on_wait: Called before waiting for another process.
     """
-    made, handle = attempted(lambda: _take(directory, on_wait), *_LOST_RACES)
+    made, handle = attempt(lambda: _take(directory, on_wait), *_LOST_RACES)
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from bertserve.serving.net.lingering_close import TAKEN_BYTES, LingeringClose, SendProgress, unsent_bytes
 from bertserve.serving.net.ports import lifetime_s
-from bertserve.serving.unawaited import guarded
+from bertserve.serving.unawaited import run_guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,12 +119,12 @@ class Port(Generic[C]):
 
     def tick(self, seconds: float) -> None:
         for connection in list(self.connections):
-            guarded(connection.abort, connection.tick, seconds)
+            run_guarded(connection.abort, connection.tick, seconds)
 
     def drain(self) -> None:
         """Ends each connection that has no request in flight. Called repeatedly during shutdown."""
         for connection in list(self.connections):
-            guarded(connection.abort, connection.drain)
+            run_guarded(connection.abort, connection.drain)
 
 
 class Connection(asyncio.Protocol, Generic[P]):
@@ -226,7 +226,7 @@ class Connection(asyncio.Protocol, Generic[P]):
         """Reads on; returns the approximate seconds of work that it starts for later turns."""
         self._turn_is_due = False
         if self._phase < Phase.LINGERING and not self._transport.is_closing():
-            guarded(self.abort, self.read_on)
+            run_guarded(self.abort, self.read_on)
         return 0.0
 
     # Calls from the port.

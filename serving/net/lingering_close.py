@@ -8,7 +8,7 @@ import struct
 import termios
 from typing import TYPE_CHECKING
 
-from bertserve.serving.unawaited import guarded
+from bertserve.serving.unawaited import run_guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +90,7 @@ class LingeringClose:
         elif not transport.is_closing():
             transport.write_eof()
             transport.resume_reading()
-        self._timer = self._loop.call_later(quiet_s, guarded, self._abort, self._look)
+        self._timer = self._loop.call_later(quiet_s, run_guarded, self._abort, self._look)
 
     def received(self, size: int) -> None:
         self._left -= size
@@ -105,4 +105,4 @@ class LingeringClose:
         if self._progress.wait(unsent, self._quiet_s) >= (self._pace_s if unsent else self._quiet_s):
             self._abort()
         else:
-            self._timer = self._loop.call_later(self._quiet_s, guarded, self._abort, self._look)
+            self._timer = self._loop.call_later(self._quiet_s, run_guarded, self._abort, self._look)

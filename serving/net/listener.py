@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from bertserve.serving.net.lingering_close import LingeringClose
 from bertserve.serving.net.ports import BACKLOG
-from bertserve.serving.unawaited import guarded, start
+from bertserve.serving.unawaited import run_guarded, start
 
 if TYPE_CHECKING:
     import ssl
@@ -197,7 +197,7 @@ class Listener:
             if self._is_open:
                 asyncio.get_running_loop().remove_reader(self._socket)
                 self._accepts = BACKLOG
-                guarded(self._socket.close, self._accept)
+                run_guarded(self._socket.close, self._accept)
             self._socket.close()
         self._is_open = False
 

@@ -56,7 +56,7 @@ _serial = itertools.count(1)
 _process = os.urandom(6).hex()
 
 
-def combined(name: bytes, first: bytes, second: bytes) -> bytes:
+def combine(name: bytes, first: bytes, second: bytes) -> bytes:
     """The value of a field that has another line, by its lower-case name.
 
     Raises:
@@ -64,21 +64,21 @@ def combined(name: bytes, first: bytes, second: bytes) -> bytes:
     """
     if name in _ONE_LINE or (name in _SINGLE and first != second):
         raise MalformedRequest(f"the header {name.decode().title()} occurs more than once; send it once")
-    return joined(name, first, second)
+    return join(name, first, second)
 
 
-def joined(name: bytes, first: bytes, second: bytes) -> bytes:
-    """As `combined`, without rejection: two different values of a single-valued field become an invalid value."""
+def join(name: bytes, first: bytes, second: bytes) -> bytes:
+    """As `combine`, without rejection: two different values of a single-valued field become an invalid value."""
     return first if name in _SINGLE and first == second else first + b", " + second
 
 
-def gathered(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Fields by name; repeated fields are `joined`."""
+def gather_fields(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Fields by name; repeated fields are `join`."""
     values = dict(fields)
     if len(values) < len(fields):
         values.clear()
         for name, value in fields:
-            values[name] = joined(name, values[name], value) if name in values else value
+            values[name] = join(name, values[name], value) if name in values else value
     return values
 
 

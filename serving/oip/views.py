@@ -17,7 +17,7 @@ from bertserve.serving.errors import InvalidRequest
 from bertserve.serving.oip.tensors import BYTES, FP32, INT32, INT64, PAIR, TEXT, Output
 from bertserve.serving.records import IDS, POSITIONS
 from bertserve.serving.tasks import TASKS, combined
-from bertserve.serving.tasks.base import TaskOptions, padded
+from bertserve.serving.tasks.base import TaskOptions, pad_column
 from bertserve.serving.tasks.combined import CombinedOptions
 from bertserve.serving.tasks.tensors import TensorOptions
 
@@ -277,6 +277,6 @@ def _rows(answer: Sequence[Row], manifest: Manifest, width: int) -> Values:
     if any(spec.name == POSITIONS for spec in manifest.inputs):
         width = 0
     return [
-        padded(column, width) if uneven else np.stack(column)
+        pad_column(column, width) if uneven else np.stack(column)
         for uneven, column in zip(ragged, zip(*answer, strict=True), strict=True)
     ]

@@ -16,7 +16,7 @@ from bertserve.serving.http.listener import HttpListener
 from bertserve.serving.net.buffers import BufferBudget
 from bertserve.serving.net.connection_limiter import MAX_PROBE_CONNECTIONS, ConnectionLimiter
 from bertserve.serving.net.ports import keep_alive
-from bertserve.serving.unawaited import guarded
+from bertserve.serving.unawaited import run_guarded
 
 if TYPE_CHECKING:
     import socket
@@ -52,7 +52,7 @@ class ProbeListener(HttpListener):
         super().close()
         self._port.drain()
         for connection in list(self._calls.connections):
-            guarded(connection.abort, connection.end)
+            run_guarded(connection.abort, connection.end)
 
     def _closable(self) -> Iterable[Closable]:
         return chain(self._undecided, super()._closable())

@@ -18,7 +18,7 @@ from bertserve.serving.engine.kinds import AUTO, ENGINES
 from bertserve.serving.engine.specs import EngineChoice, RejectedEngine
 from bertserve.serving.errors import BundleError, StartupError
 from bertserve.serving.inference.served_models import Repository
-from bertserve.serving.logs import members, tell
+from bertserve.serving.logs import log_fields, members
 from bertserve.serving.models.artifact_selection import (
     log_agreement,
     runs_on_a_gpu,
@@ -84,7 +84,7 @@ class Choice:
             if not for_gpus or ((self.degraded or self.gpus) and not told_before):
                 # OpenVINO is optional on a CPU
                 say = log.warning if for_gpus or rejected.engine == failed else log.info
-                tell(say, "engine %s not used: %s", engine=rejected.engine, reason=rejected.reason)
+                log_fields(say, "engine %s not used: %s", engine=rejected.engine, reason=rejected.reason)
         for reason in self.left_out:
             log.warning("a GPU is not used: %s", reason)
         for reason in without_second(self.repository.models, ENGINES[self.engine], by_default=self.by_default):

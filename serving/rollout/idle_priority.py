@@ -16,7 +16,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from bertserve.serving.unawaited import guarded
+from bertserve.serving.unawaited import run_guarded
 
 if TYPE_CHECKING:
     from bertserve.serving.inference.dispatcher import Dispatcher
@@ -96,4 +96,4 @@ class IdlePriority:
     def _wait(self, seconds: float) -> None:
         """Schedules the end of a period or turn. If that fails, the process runs on without pauses."""
         runs_on = partial(self._set, runs=True)
-        self._timer = asyncio.get_running_loop().call_later(seconds, guarded, runs_on, self._end_period)
+        self._timer = asyncio.get_running_loop().call_later(seconds, run_guarded, runs_on, self._end_period)

@@ -54,7 +54,7 @@ def home_of(settings: Settings) -> Home:
     return Home(folder / "models", folder / "node")
 
 
-def exported(settings: Settings, environment: Mapping[str, str]) -> Settings:
+def export_model(settings: Settings, environment: Mapping[str, str]) -> Settings:
     """Settings that serve the export of `model_id`, which is made now unless the cache holds it.
 
     Args:

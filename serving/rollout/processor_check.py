@@ -92,7 +92,7 @@ class ProcessorCheck:
         """Compares artifacts, and logs and keeps the findings. Artifacts that cannot be compared are served."""
         started, here = time.perf_counter(), ", ".join(host.integer_kernels())
         model, files = bundle.manifest.model, [artifact.file for artifact in artifacts]
-        answer, problem = _sampled(bundle.path, files, self._threads)
+        answer, problem = _run_samples(bundle.path, files, self._threads)
         for artifact in artifacts:
             there = ", ".join(artifact.proven_on) or "an unknown processor"
             why = f"{model}: {artifact.file} was proven on {there}; this processor has {here}"
@@ -118,9 +118,9 @@ class ProcessorCheck:
             log.warning("cannot cache the check of %s: %s", artifact.file, error)
 
 
-def _sampled(bundle: Path, files: Sequence[str], threads: int) -> tuple[Mapping[str, tuple[bool, str]], str]:
+def _run_samples(bundle: Path, files: Sequence[str], threads: int) -> tuple[Mapping[str, tuple[bool, str]], str]:
     """By file, whether an artifact may be served and what was found; else the reason why nothing was compared."""
-    if not host.installed("safetensors"):
+    if not host.installed_versions("safetensors"):
         return {}, host.installing("verify")
     command = module_command("bertserve.export.proof.sample", str(bundle), str(threads), *files)
     try:

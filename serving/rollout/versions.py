@@ -25,7 +25,7 @@ from bertserve.serving.errors import (
 )
 from bertserve.serving.inference.served_models import ServedModel
 from bertserve.serving.inference.tokenizer import TextTokenizer
-from bertserve.serving.logs import tell
+from bertserve.serving.logs import log_fields
 from bertserve.serving.models import verified_dir
 from bertserve.serving.models.bundle import warn_of_schema
 from bertserve.serving.models.manifest import TOKENIZER
@@ -144,7 +144,7 @@ class Versions:
                 return
             self._loading = (name, version)
             started = time.perf_counter()
-            tell(
+            log_fields(
                 log.info,
                 "%s: loading version %d to replace version %d",
                 model=name,
@@ -160,7 +160,9 @@ class Versions:
             self._unserved.pop((name, version), None)
             self.outcomes["switched"] += 1
             passed = time.perf_counter() - started
-            tell(log.info, "%s: serving version %d after %.2f s", model=name, version=version, seconds=round(passed, 2))
+            log_fields(
+                log.info, "%s: serving version %d after %.2f s", model=name, version=version, seconds=round(passed, 2)
+            )
 
     def _not_served(self, before: ServedModel, version: int, error: Exception) -> VersionRefused | VersionNotLoaded:
         """Records why a version is not served, and returns the error for the caller."""
@@ -172,10 +174,10 @@ class Versions:
         message = f"version {version} of the model {name!r} is not served: {reason}"
         if _passes(error):
             self.outcomes["failed"] += 1
-            tell(log.warning, "%s: version %d failed to load: %s", model=name, version=version, reason=told)
+            log_fields(log.warning, "%s: version %d failed to load: %s", model=name, version=version, reason=told)
             return VersionNotLoaded(message, retry_after_s=_AGAIN_S)
         self.outcomes["refused"] += 1
-        tell(log.error, "%s: version %d rejected: %s", model=name, version=version, reason=told)
+        log_fields(log.error, "%s: version %d rejected: %s", model=name, version=version, reason=told)
         return VersionRefused(message)
 
     async def _bring_up(self, before: ServedModel, version: int) -> None:

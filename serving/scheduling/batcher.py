@@ -170,7 +170,7 @@ def choose(
     return batch if not ahead or 2 * len(batch.items) >= model_costs.group(head.tokens) else None
 
 
-def filled(
+def fill_groups(
     batch: Assignment,
     bulk: WorkQueue,
     queue: WorkQueue,
@@ -213,7 +213,7 @@ def filled(
     more = bisect_right(sizes, most_us, key=lambda size: costs.batch_us(batch.lane, length, size))
     if not more:
         return batch
-    larger = assigned(batch.lane, [*items, *company[:more]], length, policy, costs, batch.given_at)
+    larger = assign(batch.lane, [*items, *company[:more]], length, policy, costs, batch.given_at)
     return msgspec.structs.replace(larger, bulk=1 - batch.predicted_us / larger.predicted_us)
 
 
@@ -247,13 +247,13 @@ def _batch(  # noqa: PLR0917  two callers with everything at hand
         heads = [other for other in queue.heads() if other is not head]
         if left is not None:
             heads.append(left)
-        size = _grown(candidates, longest, heads, free, costs, lane, begin)
+        size = _grow_batch(candidates, longest, heads, free, costs, lane, begin)
         while size > 1 and costs.batch_us(lane, longest[size - 1], size) > most_us:
             size -= 1
-    return assigned(lane, candidates[:size], longest[size - 1], policy, costs, now)
+    return assign(lane, candidates[:size], longest[size - 1], policy, costs, now)
 
 
-def assigned(
+def assign(
     lane: int, batch: Sequence[WorkItem], padded_length: int, policy: Policy, costs: ModelCosts, now: float
 ) -> Assignment:
     tokens = sum([item.tokens for item in batch])
@@ -288,7 +288,7 @@ def _within(longest: Sequence[int], most_tokens: int, lane: int) -> int:
     return fitting[-1] if fitting else 1
 
 
-def _grown(
+def _grow_batch(
     candidates: Sequence[WorkItem],
     longest: Sequence[int],
     heads: Sequence[WorkItem],

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from bertserve.serving.records import BULK
 from bertserve.serving.scheduling.admission import Admission
-from bertserve.serving.scheduling.batcher import WIDE, Assignment, Lanes, assigned, choose, filled
+from bertserve.serving.scheduling.batcher import WIDE, Assignment, Lanes, assign, choose, fill_groups
 from bertserve.serving.scheduling.load_predictor import BULK_SHARE, LoadPredictor
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class Scheduler:
         if bulk is not None and own[0].priority != BULK:
             begin = max(now, predictor.lanes.free_at[assignment.lane])
             costs = predictor.costs[own[0].model]
-            assignment = filled(assignment, self.bulk, self.queue, begin, self._owed_us, predictor.policy, costs)
+            assignment = fill_groups(assignment, self.bulk, self.queue, begin, self._owed_us, predictor.policy, costs)
             self.bulk.remove(assignment.items[len(own) :])
         self._queue_of(own[0]).remove(own)
         return self._start(assignment, now)
@@ -273,7 +273,7 @@ class Scheduler:
     def _try(self, suspect: WorkItem, now: float) -> Assignment:
         self._queue_of(suspect).remove([suspect])
         costs = self.costs[suspect.model]
-        self._tried = self._start(assigned(WIDE, [suspect], suspect.tokens, self.policy, costs, now), now)
+        self._tried = self._start(assign(WIDE, [suspect], suspect.tokens, self.policy, costs, now), now)
         return self._tried
 
     # The share of bulk work. While it waits, it is owed a part of the time that other work takes of the device. Once

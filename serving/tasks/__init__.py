@@ -25,12 +25,12 @@ from bertserve.serving.tasks import (
 )
 
 if TYPE_CHECKING:
-    from bertserve.serving.tasks.base import Task, TaskOptions, Way
+    from bertserve.serving.tasks.base import Task, TaskOptions, TaskRoute
 
 TASKS: dict[str, Task[Any, Any]] = {}
 """All tasks by name."""
 
-WAYS: dict[type[TaskOptions[Any]], Way[Any, Any]] = {
+WAYS: dict[type[TaskOptions[Any]], TaskRoute[Any, Any]] = {
     way.options: way
     for way in (chunks.WAY, chunks.LATE, combined.WAY, hybrid.WAY, maxsim.WAY, zero_shot.WAY, tensors.WAY)
 }

@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from bertserve.serving.errors import InvalidRequest, empty_input, quoted
+from bertserve.serving.errors import InvalidRequest, empty_input, quote
 from bertserve.serving.tasks import replies
 from bertserve.serving.tasks.base import (
-    Asked,
     GraphOutput,
     LoadFormat,
     Output,
     Route,
     Task,
+    TaskInputs,
     TaskOptions,
-    Way,
+    TaskRoute,
     check_top_k,
-    checked,
     each,
     floats,
     go_on,
     pairs_of,
     softmax,
+    with_checks,
 )
 from bertserve.serving.tasks.windows import (
     USUAL_OVERLAP,
@@ -101,11 +101,11 @@ Span = tuple[int, int]
 def check(options: AnswerOptions, manifest: Facts) -> None:
     check_top_k(options.top_k)
     if options.max_answer_tokens < 1:
-        raise InvalidRequest(f"an answer must have at least 1 token, not {quoted(options.max_answer_tokens)}")
+        raise InvalidRequest(f"an answer must have at least 1 token, not {quote(options.max_answer_tokens)}")
     if options.overlap_tokens is not None and options.overlap_tokens < 0:
-        raise InvalidRequest(f"windows must overlap by at least 0 tokens, not {quoted(options.overlap_tokens)}")
+        raise InvalidRequest(f"windows must overlap by at least 0 tokens, not {quote(options.overlap_tokens)}")
     if options.window_tokens < (least := min(_MIN_WINDOW, manifest.max_length)):
-        raise InvalidRequest(f"a window must have at least {least} tokens, not {quoted(options.window_tokens)}")
+        raise InvalidRequest(f"a window must have at least {least} tokens, not {quote(options.window_tokens)}")
 
 
 def sizes_bytes(
@@ -152,7 +152,7 @@ def finish(
     """
     answers: dict[str, AnswerSpan] = {}
     null = 1.0
-    for window, row in checked(zip(windows, rows, strict=True), check, 1):
+    for window, row in with_checks(zip(windows, rows, strict=True), check, 1):
         starts, ends = (_probabilities(window, part) for part in row)
         null = min(null, float(starts[0] * ends[0]))
         starts[0] = ends[0] = 0.0
@@ -187,7 +187,7 @@ def _best_spans(
     step = max(1, _SPANS_AT_ONCE // length)
     found = [
         _largest((starts[at : at + step, None] * further[at : at + step]).ravel(), wanted, at * length)
-        for at in checked(range(0, len(starts), step), check, 1)
+        for at in with_checks(range(0, len(starts), step), check, 1)
     ]
     indices, scores = (np.concatenate(parts) for parts in zip(*found, strict=True))
     best, _ = _largest(scores, wanted) if len(found) > 1 else (np.arange(len(scores)), scores)
@@ -260,7 +260,7 @@ class AnswerRequest(msgspec.Struct, forbid_unknown_fields=True):
     options: Options | None = None
 
 
-def _read(message: AnswerRequest, _: bool) -> Asked:  # noqa: FBT001  see `Route`
+def _read(message: AnswerRequest, _: bool) -> TaskInputs:  # noqa: FBT001  see `Route`
     given = message.parameters
     questions = message.inputs if isinstance(message.inputs, list) else [message.inputs]
     for index, question in enumerate(questions):
@@ -274,7 +274,7 @@ def _read(message: AnswerRequest, _: bool) -> Asked:  # noqa: FBT001  see `Route
         given.max_seq_len,
         given.align_to_words,
     )
-    return Asked([(question.question, question.context) for question in questions], options, given.truncate)
+    return TaskInputs([(question.question, question.context) for question in questions], options, given.truncate)
 
 
 def _reply(message: AnswerRequest, answer: list[list[AnswerSpan]]) -> object:
@@ -295,7 +295,7 @@ def _check(found: Any) -> int:  # noqa: ANN401  any JSON
     return 0
 
 
-_WAY: Way[AnswerOptions, list[list[AnswerSpan]]] = Way(
+_WAY: TaskRoute[AnswerOptions, list[list[AnswerSpan]]] = TaskRoute(
     AnswerOptions,
     "answer",
     _finish,

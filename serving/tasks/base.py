@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 import numpy as np
 
-from bertserve.serving.errors import InvalidRequest, quoted
+from bertserve.serving.errors import InvalidRequest, quote
 from bertserve.serving.records import IDS, MASK, POSITIONS, TYPES, TensorSpec
 from bertserve.serving.tasks.parts import LARGEST_SIZE
 from bertserve.serving.tasks.prompts import Prepared, Prompts, prepare
@@ -120,7 +120,7 @@ def go_on() -> None:
     """The `Check` of work without a deadline."""
 
 
-def checked(values: Iterable[V], check: Check, block: int = _BLOCK) -> Iterator[V]:
+def with_checks(values: Iterable[V], check: Check, block: int = _BLOCK) -> Iterator[V]:
     """The values, with a check before each block of them."""
     for index, value in enumerate(values):
         if index % block == 0:
@@ -173,7 +173,7 @@ def never(_: object, __: object = None) -> bool:
 
 
 @dataclass(slots=True, frozen=True)
-class Way(Generic[O, A]):
+class TaskRoute(Generic[O, A]):
     """How requests with one class of options are answered: functions from inputs to rows to the answer.
 
     Attributes:
@@ -246,7 +246,7 @@ class Vector(NamedTuple):
     size: int
 
 
-class Asked(NamedTuple):
+class TaskInputs(NamedTuple):
     """The inputs and options of a message to a task's own route."""
 
     inputs: Sequence[TextInput]
@@ -268,7 +268,7 @@ class Route:
 
     takes: Any
     gives: Any
-    read: Callable[[Any, bool], Asked]
+    read: Callable[[Any, bool], TaskInputs]
     write: Callable[[Any, Any], Any]
     summary: str
 
@@ -325,7 +325,7 @@ class Task(Generic[O, A]):
         summary: A model's answers in a few words; empty to show only the task's name.
     """
 
-    way: Way[O, A]
+    way: TaskRoute[O, A]
     graph: tuple[GraphOutput, ...]
     part: Part | None = None
     token_head: tuple[GraphOutput, ...] = ()
@@ -417,7 +417,7 @@ def all_tokens(_: Sequence[TextInput], lengths: Sequence[int], __: object, ___: 
 
 def check_top_k(top_k: int | None) -> None:
     if top_k is not None and top_k < 1:
-        raise InvalidRequest(f"`top_k` is {quoted(top_k)}; it must be at least 1")
+        raise InvalidRequest(f"`top_k` is {quote(top_k)}; it must be at least 1")
 
 
 def texts_of(inputs: Sequence[TextInput]) -> list[str]:
@@ -456,7 +456,7 @@ def check_answer(numbers: int) -> None:
         )
 
 
-def padded(column: Sequence[Any], width: int = 0) -> NDArray[Any]:
+def pad_column(column: Sequence[Any], width: int = 0) -> NDArray[Any]:
     """Stacks arrays [n, ...] of different lengths into [arrays, longest or `width`, ...], padded with zeros.
 
     Raises:

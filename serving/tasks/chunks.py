@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from bertserve.serving.errors import InvalidRequest, WrongTask, quoted
+from bertserve.serving.errors import InvalidRequest, WrongTask, quote
 from bertserve.serving.records import EncodedChunk
 from bertserve.serving.tasks import embed
-from bertserve.serving.tasks.base import TaskOptions, Way, all_tokens, checked, pairs_of, texts_of
+from bertserve.serving.tasks.base import TaskOptions, TaskRoute, all_tokens, pairs_of, texts_of, with_checks
 from bertserve.serving.tasks.embed import EmbedOptions
 from bertserve.serving.tasks.parts import present
 from bertserve.serving.tasks.prompts import Prepared, find_prompt
-from bertserve.serving.tasks.windows import USUAL_OVERLAP, by_input, chunk_ranges, merged, too_many_chunks
+from bertserve.serving.tasks.windows import USUAL_OVERLAP, by_input, chunk_ranges, merge, too_many_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,11 +71,11 @@ def check(options: ChunkOptions, manifest: Facts) -> None:
     embed.check(options.vectors, manifest)
     tokens = options.tokens
     if tokens is not None and not MIN_CHUNK <= tokens <= manifest.max_length:
-        raise InvalidRequest(f"`chunk_tokens` is {quoted(tokens)}; it must be {MIN_CHUNK} to {manifest.max_length}")
+        raise InvalidRequest(f"`chunk_tokens` is {quote(tokens)}; it must be {MIN_CHUNK} to {manifest.max_length}")
     most = (tokens or manifest.max_length) // 2
     if not 0 <= options.overlap_tokens <= most:
         raise InvalidRequest(
-            f"`chunk_overlap` is {quoted(options.overlap_tokens)}; it must be 0 to {most}, half a chunk"
+            f"`chunk_overlap` is {quote(options.overlap_tokens)}; it must be 0 to {most}, half a chunk"
         )
 
 
@@ -133,7 +133,7 @@ def _finish_late(work: Work[ChunkOptions]) -> list[list[Chunk]]:
     room = (work.options.tokens or work.manifest.max_length) - len(work.tokenizer.frame)
     for source, windows, rows in by_input(work.texts, work.rows):
         before = len(pairs[source][0])
-        whole, vectors = merged(windows, [row[0] for row in rows], work.check)
+        whole, vectors = merge(windows, [row[0] for row in rows], work.check)
         count = len(whole.ids)
         spans = whole.spans[whole.head : count - whole.tail] - before
         prompt = int(np.count_nonzero(spans[:, 0] < 0))
@@ -141,7 +141,7 @@ def _finish_late(work: Work[ChunkOptions]) -> list[list[Chunk]]:
         spans = spans[prompt:]
         means, places = [], []
         ranges = chunk_ranges(words, room, work.options.overlap_tokens) if len(words) else [(0, 0)]
-        for begin, end in checked(ranges, work.check, 1):
+        for begin, end in with_checks(ranges, work.check, 1):
             low = 0 if begin == 0 else whole.head + prompt + begin
             high = count if end == len(words) else whole.head + prompt + end
             means.append((vectors[low:high].astype(np.float32).mean(axis=0),))
@@ -153,7 +153,7 @@ def _finish_late(work: Work[ChunkOptions]) -> list[list[Chunk]]:
     return answer
 
 
-WAY: Way[ChunkOptions, list[list[Chunk]]] = Way(
+WAY: TaskRoute[ChunkOptions, list[list[Chunk]]] = TaskRoute(
     ChunkOptions,
     "embed",
     _finish,
@@ -166,7 +166,7 @@ WAY: Way[ChunkOptions, list[list[Chunk]]] = Way(
     windows=lambda _: True,
 )
 
-LATE: Way[ChunkOptions, list[list[Chunk]]] = Way(
+LATE: TaskRoute[ChunkOptions, list[list[Chunk]]] = TaskRoute(
     LateChunkOptions,
     "embed_tokens",
     _finish_late,

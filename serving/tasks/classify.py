@@ -14,14 +14,14 @@ from bertserve.serving.tasks.base import (
     Output,
     Task,
     TaskOptions,
-    Way,
+    TaskRoute,
     check_top_k,
-    checked,
     floats,
     go_on,
     sigmoid,
     size_of,
     softmax,
+    with_checks,
 )
 from bertserve.serving.tasks.parts import present
 from bertserve.serving.tasks.windows import Windows  # noqa: TC001  msgspec reads the annotations
@@ -95,12 +95,12 @@ def finish(
     names, problem = labels.names, labels.problem
     own = "none" if problem == "regression" else "sigmoid" if problem == "multi_label" or len(names) == 1 else "softmax"
     function = options.function or own
-    scores = windows.pooled(_FUNCTIONS[function](logits), texts, options)
+    scores = windows.pool(_FUNCTIONS[function](logits), texts, options)
     ranks = -scores if options.ranked else np.zeros_like(scores)
     order = np.argsort(ranks, axis=1, kind="stable")[:, : options.top_k]
     return [
         [LabelScore(names[index], float(row[index])) for index in best]
-        for row, best in checked(zip(scores, order.tolist(), strict=True), check, _ROWS)
+        for row, best in with_checks(zip(scores, order.tolist(), strict=True), check, _ROWS)
     ]
 
 
@@ -135,7 +135,7 @@ def _after(_: Sequence[TextInput], lengths: Sequence[int], __: object, facts: Fa
     return len(lengths) * size_of(facts, "logits")
 
 
-_WAY: Way[ClassifyOptions, list[list[LabelScore]]] = Way(
+_WAY: TaskRoute[ClassifyOptions, list[list[LabelScore]]] = TaskRoute(
     ClassifyOptions,
     "classify",
     _finish,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from bertserve.serving.errors import InvalidRequest, quoted
+from bertserve.serving.errors import InvalidRequest, quote
 from bertserve.serving.fields.rule import resembled
 from bertserve.serving.tasks import embed, embed_sparse, embed_tokens
-from bertserve.serving.tasks.base import TaskOptions, Way
+from bertserve.serving.tasks.base import TaskOptions, TaskRoute
 from bertserve.serving.tasks.embed import EmbedOptions
 from bertserve.serving.tasks.embed_sparse import EmbedSparseOptions, SparseVector
 from bertserve.serving.tasks.embed_tokens import EmbedTokensOptions
@@ -87,7 +87,7 @@ def check_offered(outputs: Sequence[str], manifest: Facts, field: str) -> None:
     known = offered(manifest)
     wrong = next((output for output in outputs if output not in known), None)
     if wrong is not None or not outputs:
-        called = f" {quoted(wrong)}" if wrong and resembled(wrong, tuple(TASKS)) else ""
+        called = f" {quote(wrong)}" if wrong and resembled(wrong, tuple(TASKS)) else ""
         said = f"`{field}` is empty" if wrong is None else f"unknown output{called} in `{field}`"
         raise InvalidRequest(f"{said}; this model has {', '.join(known)}", param=field)
 
@@ -134,7 +134,7 @@ def _text_numbers(options: CombinedOptions, facts: Facts) -> int:
     return embed.numbers(options.dense, facts) if "dense" in options.outputs else 0
 
 
-WAY: Way[CombinedOptions, list[Embedded]] = Way(
+WAY: TaskRoute[CombinedOptions, list[Embedded]] = TaskRoute(
     CombinedOptions,
     "embed",
     finish,

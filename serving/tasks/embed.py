@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from bertserve.serving.errors import InvalidRequest, quoted
+from bertserve.serving.errors import InvalidRequest, quote
 from bertserve.serving.tasks import replies
-from bertserve.serving.tasks.base import GraphOutput, LoadFormat, Output, Task, TaskOptions, Vector, Way
+from bertserve.serving.tasks.base import GraphOutput, LoadFormat, Output, Task, TaskOptions, TaskRoute, Vector
 from bertserve.serving.tasks.parts import present
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def check(options: EmbedOptions, manifest: Facts) -> None:
         return
     else:
         allowed = f"1 to {size}"
-    said = f"`dimensions` is {quoted(options.dimensions)}; this model supports {allowed}"
+    said = f"`dimensions` is {quote(options.dimensions)}; this model supports {allowed}"
     raise InvalidRequest(said, param="dimensions")
 
 
@@ -73,11 +73,11 @@ def finish(rows: Sequence[Row], options: EmbedOptions, *, normalize: bool) -> ND
         float32 [texts, dimensions], truncated before normalization.
     """
     if len(rows) == 1:
-        return _finished(rows[0][0], options, normalize=normalize)[None]
-    return np.stack([_finished(row[0], options, normalize=normalize) for row in rows])
+        return _finish(rows[0][0], options, normalize=normalize)[None]
+    return np.stack([_finish(row[0], options, normalize=normalize) for row in rows])
 
 
-def _finished(pooled: Array, options: EmbedOptions, *, normalize: bool) -> NDArray[np.float32]:
+def _finish(pooled: Array, options: EmbedOptions, *, normalize: bool) -> NDArray[np.float32]:
     """One vector. A single row takes three times as long with NumPy operations on a whole array."""
     vector = pooled.astype(np.float32, copy=False)
     if options.dimensions is not None:
@@ -98,7 +98,7 @@ def _summary(facts: Facts) -> str:
     return f"{'+'.join(embedding.pooling)} pooling, {_size(facts)} components{length}"
 
 
-_WAY: Way[EmbedOptions, NDArray[np.float32]] = Way(
+_WAY: TaskRoute[EmbedOptions, NDArray[np.float32]] = TaskRoute(
     EmbedOptions,
     "embed",
     lambda work: finish(work.rows, work.options, normalize=present(work.manifest.embedding).normalize),

@@ -24,12 +24,12 @@ from bertserve.serving.tasks.base import (
     Output,
     Task,
     TaskOptions,
-    Way,
+    TaskRoute,
     check_top_k,
-    checked,
     output_at,
     size_of,
     texts_of,
+    with_checks,
 )
 from bertserve.serving.tasks.parts import present
 from bertserve.serving.tasks.prompts import Prepared, for_side, prompted
@@ -112,7 +112,7 @@ def finish(work: Work[EmbedSparseOptions]) -> list[SparseVector]:
     options = work.options
     table = work.tokenizer.query_weights if options.query else None
     weighed = _computed(work) if table is None else _looked_up(work.texts, table, size_of(work.manifest, "weights"))
-    vectors = [_sparse(indices, weights, options) for indices, weights in checked(weighed, work.check, 1)]
+    vectors = [_sparse(indices, weights, options) for indices, weights in with_checks(weighed, work.check, 1)]
     return [_named(vector, work.tokenizer) for vector in vectors] if options.tokens else vectors
 
 
@@ -188,7 +188,7 @@ def _check(found: Any) -> int:  # noqa: ANN401  any JSON
     return 0
 
 
-_WAY: Way[EmbedSparseOptions, list[SparseVector]] = Way(
+_WAY: TaskRoute[EmbedSparseOptions, list[SparseVector]] = TaskRoute(
     EmbedSparseOptions,
     "embed_sparse",
     finish,

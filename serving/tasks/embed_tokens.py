@@ -20,12 +20,12 @@ from bertserve.serving.tasks.base import (
     Output,
     Task,
     TaskOptions,
+    TaskRoute,
     Vector,
-    Way,
-    checked,
     output_at,
-    padded,
+    pad_column,
     size_of,
+    with_checks,
 )
 from bertserve.serving.tasks.embed import VECTOR
 from bertserve.serving.tasks.prompts import Prepared, for_side, prompted
@@ -73,15 +73,15 @@ def encode(
     if sides is None:
         return tokenizer.encode(inputs, truncate=truncate)
     texts = tokenizer.encode(inputs, truncate=truncate, most=sides.length(query=options.query))
-    return filled(texts, sides.expansion) if options.query else texts
+    return fill_queries(texts, sides.expansion) if options.query else texts
 
 
-def filled(texts: Sequence[EncodedText], expansion: Expansion | None) -> list[EncodedText]:
+def fill_queries(texts: Sequence[EncodedText], expansion: Expansion | None) -> list[EncodedText]:
     """Queries, filled up to the length of the expansion."""
-    return list(texts) if expansion is None else [_filled(text, expansion) for text in texts]
+    return list(texts) if expansion is None else [_fill_query(text, expansion) for text in texts]
 
 
-def _filled(text: EncodedText, expansion: Expansion) -> EncodedText:
+def _fill_query(text: EncodedText, expansion: Expansion) -> EncodedText:
     missing = expansion.length - len(text.ids)
     if missing <= 0:
         return text
@@ -105,7 +105,7 @@ def vectors(
 
 def _finish(work: Work[EmbedTokensOptions]) -> list[NDArray[np.float32]]:
     sides, query, at = work.manifest.multi_vector, work.options.query, output_at(work.manifest, "token_embeddings")
-    pairs = checked(zip(work.texts, work.rows, strict=True), work.check, 1)
+    pairs = with_checks(zip(work.texts, work.rows, strict=True), work.check, 1)
     return [vectors(text, row[at], sides, query=query) for text, row in pairs]
 
 
@@ -130,7 +130,7 @@ def _summary(facts: Facts) -> str:
 
 
 TASK = Task(
-    way=Way(
+    way=TaskRoute(
         EmbedTokensOptions,
         "embed_tokens",
         _finish,
@@ -146,7 +146,7 @@ TASK = Task(
     example={"inputs": "What is a T4?"},
     parameters=False,
     outputs=(Output("embeddings", "FP32", lambda facts: (-1, size(facts))), Output("tokens", "INT64")),
-    write=lambda answer, _: (padded(answer), np.array([len(row) for row in answer], np.int64)),
+    write=lambda answer, _: (pad_column(answer), np.array([len(row) for row in answer], np.int64)),
     recorded=lambda _, __, count: [np.stack([VECTOR, VECTOR[::-1]])] * count,
     column=lambda _, facts: ("embeddings", [Vector(size(facts))]),
     summary=_summary,

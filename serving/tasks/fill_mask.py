@@ -12,14 +12,14 @@ from bertserve.serving.errors import InvalidRequest
 from bertserve.serving.records import EncodedText
 from bertserve.serving.tasks import replies
 from bertserve.serving.tasks.base import (
-    Asked,
     GraphOutput,
     LoadFormat,
     Output,
     Route,
     Task,
+    TaskInputs,
     TaskOptions,
-    Way,
+    TaskRoute,
     check_top_k,
     floats,
     size_of,
@@ -155,11 +155,11 @@ class FillMaskRequest(msgspec.Struct, forbid_unknown_fields=True):
     options: Options | None = None
 
 
-def _read(message: FillMaskRequest, _: bool) -> Asked:  # noqa: FBT001  see `Route`
+def _read(message: FillMaskRequest, _: bool) -> TaskInputs:  # noqa: FBT001  see `Route`
     given = message.parameters
     targets = [given.targets] if isinstance(given.targets, str) else given.targets
     options = FillMaskOptions(given.top_k, None if targets is None else tuple(targets))
-    return Asked([message.inputs] if isinstance(message.inputs, str) else message.inputs, options, given.truncate)
+    return TaskInputs([message.inputs] if isinstance(message.inputs, str) else message.inputs, options, given.truncate)
 
 
 def _reply(message: FillMaskRequest, answer: list[list[list[FilledMask]]]) -> object:
@@ -200,7 +200,7 @@ def _answers(found: Any) -> list[Any]:  # noqa: ANN401  any JSON
 
 
 TASK = Task(
-    way=Way(FillMaskOptions, "fill_mask", _finish, check, encode=encode, token_outputs=True),
+    way=TaskRoute(FillMaskOptions, "fill_mask", _finish, check, encode=encode, token_outputs=True),
     # The best tokens of each mask, and the logsumexp over the whole vocabulary: exp(logit - logsumexp) is a
     # probability.
     graph=(

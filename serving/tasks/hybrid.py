@@ -13,9 +13,9 @@ import numpy as np
 
 from bertserve.serving.errors import InvalidRequest
 from bertserve.serving.tasks import combined
-from bertserve.serving.tasks.base import TaskOptions, Way, Work
+from bertserve.serving.tasks.base import TaskOptions, TaskRoute, Work
 from bertserve.serving.tasks.combined import CombinedOptions, Embedded
-from bertserve.serving.tasks.maxsim import encode, mean_maxsim, prepare, products, scored, sizes_bytes
+from bertserve.serving.tasks.maxsim import encode, mean_maxsim, prepare, products, score_pairs, sizes_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ def finish(work: Work[HybridOptions]) -> list[float]:
     found = combined.finish(
         Work(work.inputs, options, work.texts, work.rows, work.manifest, work.tokenizer, work.check)
     )
-    return scored(work.inputs, found, lambda query, text: _score(query, text, weights, work.check))
+    return score_pairs(work.inputs, found, lambda query, text: _score(query, text, weights, work.check))
 
 
 def _after(inputs: Sequence[TextInput], lengths: Sequence[int], options: HybridOptions, facts: Facts) -> int:
@@ -78,7 +78,7 @@ def product(one: SparseVector, other: SparseVector) -> float:
     return float(one.values[at] @ other.values[beside])
 
 
-WAY: Way[HybridOptions, list[float]] = Way(
+WAY: TaskRoute[HybridOptions, list[float]] = TaskRoute(
     HybridOptions,
     "embed",
     finish,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from bertserve.serving.errors import WrongTask
-from bertserve.serving.tasks.base import TaskOptions, Way, checked, go_on, output_at, pairs_of
+from bertserve.serving.tasks.base import TaskOptions, TaskRoute, go_on, output_at, pairs_of, with_checks
 from bertserve.serving.tasks.embed_tokens import EmbedTokensOptions, vectors
 from bertserve.serving.tasks.embed_tokens import encode as encode_side
 from bertserve.serving.tasks.prompts import Prepared, find_prompt, has_sides
@@ -93,7 +93,7 @@ def maxsim(query: NDArray[np.float32], text: NDArray[np.float32], check: Check =
     if not len(text):
         return LOWEST
     # In blocks: all products of two texts of 8,192 tokens take 268 MB.
-    blocks = (query[at : at + _BLOCK] @ text.T for at in checked(range(0, len(query), _BLOCK), check, 1))
+    blocks = (query[at : at + _BLOCK] @ text.T for at in with_checks(range(0, len(query), _BLOCK), check, 1))
     return sum((float(block.max(axis=1).sum(dtype=np.float64)) for block in blocks), 0.0)
 
 
@@ -107,13 +107,13 @@ def finish(work: Work[MaxSimOptions]) -> list[float]:
     count, at = len(work.texts) - len(work.inputs), output_at(work.manifest, "token_embeddings")
     found = [
         vectors(text, row[at], sides, query=index < count)
-        for index, (text, row) in enumerate(checked(zip(work.texts, work.rows, strict=True), work.check, 1))
+        for index, (text, row) in enumerate(with_checks(zip(work.texts, work.rows, strict=True), work.check, 1))
     ]
     is_mean = sides is not None and sides.mean if raw is None else not raw
-    return scored(work.inputs, found, partial(mean_maxsim if is_mean else maxsim, check=work.check))
+    return score_pairs(work.inputs, found, partial(mean_maxsim if is_mean else maxsim, check=work.check))
 
 
-def scored(inputs: Sequence[TextInput], found: Sequence[E], score: Callable[[E, E], float]) -> list[float]:
+def score_pairs(inputs: Sequence[TextInput], found: Sequence[E], score: Callable[[E, E], float]) -> list[float]:
     """The score of each pair of query and text, from the embeddings of the texts of `encode`."""
     pairs = pairs_of(inputs)
     count = len(found) - len(pairs)
@@ -130,7 +130,7 @@ def sides_of(inputs: Sequence[TextInput]) -> tuple[dict[str, int], list[str]]:
     return queries, [text for _, text in pairs]
 
 
-WAY: Way[MaxSimOptions, list[float]] = Way(
+WAY: TaskRoute[MaxSimOptions, list[float]] = TaskRoute(
     MaxSimOptions,
     "embed_tokens",
     finish,

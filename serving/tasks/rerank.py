@@ -14,7 +14,7 @@ from bertserve.serving.tasks.base import (
     Output,
     Task,
     TaskOptions,
-    Way,
+    TaskRoute,
     floats,
     pairs_of,
     sigmoid,
@@ -58,11 +58,11 @@ def finish(
     """One score for each pair, in order, from the `logits`, float32 [1], of each of the `texts`."""
     logits = np.stack([row[0][0] for row in rows]).astype(np.float64)
     raw = activation == "identity" if options.raw_scores is None else options.raw_scores
-    scores: list[float] = windows.pooled(logits if raw else sigmoid(logits), texts, options).tolist()
+    scores: list[float] = windows.pool(logits if raw else sigmoid(logits), texts, options).tolist()
     return scores
 
 
-_WAY: Way[RerankOptions, list[float]] = Way(
+_WAY: TaskRoute[RerankOptions, list[float]] = TaskRoute(
     RerankOptions,
     "rerank",
     lambda work: finish(work.rows, work.options, present(work.manifest.activation), work.texts),

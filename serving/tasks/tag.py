@@ -15,20 +15,20 @@ import numpy as np
 from bertserve.serving.errors import InvalidRequest
 from bertserve.serving.tasks import replies, windows
 from bertserve.serving.tasks.base import (
-    Asked,
     GraphOutput,
     LoadFormat,
     Output,
     Route,
     Task,
+    TaskInputs,
     TaskOptions,
-    Way,
+    TaskRoute,
     all_tokens,
-    checked,
     each,
     go_on,
     size_of,
     texts_of,
+    with_checks,
 )
 from bertserve.serving.tasks.parts import present
 from bertserve.serving.tasks.windows import LongText, Options, Windows
@@ -160,7 +160,7 @@ def finish(
     probabilities = _probabilities(row[0][positions].astype(np.float32, copy=False))
     ids = [aligned.ids[position] for position in positions.tolist()]
     if options.aggregation in _OF_WORDS:
-        begins = np.array(list(_word_begins(text, ids, checked(spans.tolist(), check), tokens, unknown)), np.intp)
+        begins = np.array(list(_word_begins(text, ids, with_checks(spans.tolist(), check), tokens, unknown)), np.intp)
         ends = np.append(begins[1:], len(positions))
         spans = np.stack([spans[begins, 0], spans[ends - 1, 1]], axis=1)
         probabilities = _OF_WORDS[options.aggregation](probabilities, begins, ends - begins)
@@ -172,13 +172,13 @@ def finish(
                 tag, score, index, ("" if token == unknown else tokens.name(token)) or text[start:end], start, end
             )
             for tag, score, index, token, (start, end) in zip(
-                tags, scores.tolist(), positions.tolist(), ids, checked(spans.tolist(), check), strict=True
+                tags, scores.tolist(), positions.tolist(), ids, with_checks(spans.tolist(), check), strict=True
             )
             if tag not in options.ignore_labels
         ]
     return [
         Entity(tag, score, text[start:end], start, end)
-        for tag, score, start, end in checked(_grouped(tags, scores, spans), check)
+        for tag, score, start, end in with_checks(_group(tags, scores, spans), check)
         if tag not in options.ignore_labels
     ]
 
@@ -229,7 +229,7 @@ _OF_WORDS = {"first": _first, "average": _average, "max": _highest}
 tokens."""
 
 
-def _grouped(
+def _group(
     tags: Sequence[str], scores: Probabilities, spans: NDArray[np.int32]
 ) -> Iterator[tuple[str, float, int, int]]:
     """Groups neighboring tokens of one entity: (tag without prefix, mean score, start, end)."""
@@ -261,7 +261,7 @@ def _finish(work: Work[TagOptions]) -> list[list[Entity | TaggedToken]]:
             parts = [one for part, row in zip(own, rows, strict=True) for one in found(part, row)]
             answers.append(longest(parts))
         else:
-            whole, logits = windows.merged(own, [row[0] for row in rows], work.check)
+            whole, logits = windows.merge(own, [row[0] for row in rows], work.check)
             answers.append(found(whole, (logits,)))
     return answers
 
@@ -307,7 +307,7 @@ class TagRequest(msgspec.Struct, forbid_unknown_fields=True):
     options: Options | None = None
 
 
-def _read(message: TagRequest, unnamed: bool) -> Asked:  # noqa: FBT001  see `Route`
+def _read(message: TagRequest, unnamed: bool) -> TaskInputs:  # noqa: FBT001  see `Route`
     given = message.parameters
     by_window = given.stride is not None
     if by_window and given.windows is not None:
@@ -318,7 +318,7 @@ def _read(message: TagRequest, unnamed: bool) -> Asked:  # noqa: FBT001  see `Ro
         Windows(overlap_tokens=given.stride) if by_window else given.windows,
         by_window,
     )
-    return Asked([message.inputs] if isinstance(message.inputs, str) else message.inputs, options, given.truncate)
+    return TaskInputs([message.inputs] if isinstance(message.inputs, str) else message.inputs, options, given.truncate)
 
 
 def _check(found: Any) -> int:  # noqa: ANN401  any JSON
@@ -329,7 +329,7 @@ def _check(found: Any) -> int:  # noqa: ANN401  any JSON
     return 0
 
 
-_WAY: Way[TagOptions, list[list[Entity | TaggedToken]]] = Way(
+_WAY: TaskRoute[TagOptions, list[list[Entity | TaggedToken]]] = TaskRoute(
     TagOptions,
     "tag",
     _finish,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bertserve.serving.records import POSITIONS, Row
-from bertserve.serving.tasks.base import TaskOptions, Way
+from bertserve.serving.tasks.base import TaskOptions, TaskRoute
 
 if TYPE_CHECKING:
     from bertserve.serving.records import EncodedText
@@ -34,6 +34,6 @@ def finish(texts: Sequence[EncodedText], rows: Sequence[Row], manifest: Facts) -
     ]
 
 
-WAY: Way[TensorOptions, Sequence[Row]] = Way(
+WAY: TaskRoute[TensorOptions, Sequence[Row]] = TaskRoute(
     TensorOptions, None, lambda work: finish(work.texts, work.rows, work.manifest)
 )

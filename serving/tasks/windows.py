@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import msgspec
 import numpy as np
 
-from bertserve.serving.errors import InvalidRequest, quoted
+from bertserve.serving.errors import InvalidRequest, quote
 from bertserve.serving.records import AlignedText, EncodedText
-from bertserve.serving.tasks.base import checked, go_on
+from bertserve.serving.tasks.base import go_on, with_checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -122,14 +122,14 @@ def check(options: WindowOptions, manifest: Facts, *, stride: bool = False) -> N
         return
     if windows.tokens is not None and not MIN_WINDOW <= windows.tokens <= manifest.max_length:
         raise InvalidRequest(
-            f"`window_tokens` is {quoted(windows.tokens)}; it must be {MIN_WINDOW} to {manifest.max_length}"
+            f"`window_tokens` is {quote(windows.tokens)}; it must be {MIN_WINDOW} to {manifest.max_length}"
         )
     length = windows.tokens or manifest.max_length
     name, most, part = (
         ("stride", 2 * length // 3, "two thirds of") if stride else ("window_overlap", length // 2, "half")
     )
     if windows.overlap_tokens is not None and not 0 <= windows.overlap_tokens <= most:
-        raise InvalidRequest(f"`{name}` is {quoted(windows.overlap_tokens)}; it must be 0 to {most}, {part} a window")
+        raise InvalidRequest(f"`{name}` is {quote(windows.overlap_tokens)}; it must be 0 to {most}, {part} a window")
 
 
 def sizes_bytes(
@@ -153,7 +153,7 @@ def encode(
     )
 
 
-def pooled(scores: NDArray[np.float64], texts: Sequence[EncodedText], options: WindowOptions) -> NDArray[np.float64]:
+def pool(scores: NDArray[np.float64], texts: Sequence[EncodedText], options: WindowOptions) -> NDArray[np.float64]:
     """The scores of each input, [inputs, ...], from those of each of the `texts`, which may be windows of inputs."""
     windows = options.windows
     if windows is None:
@@ -178,7 +178,7 @@ def by_input(
         yield source, windows, own
 
 
-def merged(
+def merge(
     windows: Sequence[AlignedText], arrays: Sequence[Array], check: Check = go_on
 ) -> tuple[AlignedText, NDArray[Any]]:
     """Merges the windows of a text: each token once, from the window with the most context around it.
@@ -199,7 +199,7 @@ def merged(
     # Of two neighbors, the first has the tokens up to the middle of their overlap.
     cuts = [(right.start + end) // 2 for right, end in zip(windows[1:], ends, strict=False)]
     parts = []
-    for number, window in enumerate(checked(windows, check, 1)):
+    for number, window in enumerate(with_checks(windows, check, 1)):
         low = window.head + cuts[number - 1] - window.start if number else 0
         high = window.head + cuts[number] - window.start if number < len(cuts) else len(window.ids)
         parts.append((window, slice(low, high)))

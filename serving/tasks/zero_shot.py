@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bertserve.serving.errors import EmptyInput, InvalidRequest, WrongTask
-from bertserve.serving.tasks.base import CHARACTERS_PER_TOKEN, TaskOptions, Way, softmax, texts_of
+from bertserve.serving.tasks.base import CHARACTERS_PER_TOKEN, TaskOptions, TaskRoute, softmax, texts_of
 from bertserve.serving.tasks.classify import LabelScore
 from bertserve.serving.tasks.parts import present
 from bertserve.serving.tasks.prompts import Prepared, prompted
@@ -118,4 +118,4 @@ def _finish(work: Work[ZeroShotOptions]) -> list[list[LabelScore]]:
     return finish(work.rows, work.options, present(work.manifest.labels).names)
 
 
-WAY = Way(ZeroShotOptions, "classify", _finish, check, prepare=prepare, encode=encode)
+WAY = TaskRoute(ZeroShotOptions, "classify", _finish, check, prepare=prepare, encode=encode)

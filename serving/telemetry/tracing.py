@@ -155,7 +155,7 @@ def make_spans(tracer: Tracer, trace: RequestTrace) -> None:
 
     headers = {"traceparent": trace.traceparent, "tracestate": trace.tracestate}
     carrier = {name: value.decode("latin-1") for name, value in headers.items() if value}
-    name, attributes = _described(trace)
+    name, attributes = _describe(trace)
     root = tracer.start_span(
         name, _propagator.extract(carrier), SpanKind.SERVER, attributes, start_time=ns(trace.began)
     )
@@ -169,7 +169,7 @@ def make_spans(tracer: Tracer, trace: RequestTrace) -> None:
         tracer.start_span(stage, inside, SpanKind.INTERNAL, about, start_time=ns(begin)).end(ns(max(begin, end)))
 
 
-def _described(trace: RequestTrace) -> tuple[str, dict[str, Attribute]]:
+def _describe(trace: RequestTrace) -> tuple[str, dict[str, Attribute]]:
     """The name and attributes of a request's span, by OpenTelemetry's conventions."""
     attributes: dict[str, Attribute] = {"bertserve.request_id": trace.request_id}
     if trace.protocol == "http":

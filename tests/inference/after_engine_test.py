@@ -20,7 +20,7 @@ from bertserve.serving.inference.served_models import Repository
 from bertserve.serving.records import EncodedText
 from bertserve.serving.tasks import WAYS
 from bertserve.serving.tasks.answer import AnswerOptions
-from bertserve.serving.tasks.base import TaskOptions, Way, Work
+from bertserve.serving.tasks.base import TaskOptions, TaskRoute, Work
 from bertserve.serving.tasks.chunks import LateChunkOptions
 from bertserve.serving.tasks.classify import ClassifyOptions
 from bertserve.serving.tasks.embed_sparse import EmbedSparseOptions
@@ -166,7 +166,7 @@ class Served:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, units: float = 1e-3) -> None:
         self.work, self.bench = Endless(), Bench()
-        way: Way[Any, Any] = Way(
+        way: TaskRoute[Any, Any] = TaskRoute(
             EndlessOptions,
             None,
             self.work.finish,

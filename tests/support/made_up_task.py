@@ -20,7 +20,17 @@ from bertserve.export.tasks.libraries.pipelines import Transformers
 from bertserve.export.tasks.limits import UNDIRECTED, limits_for
 from bertserve.serving.records import MASK
 from bertserve.serving.tasks import add, replies
-from bertserve.serving.tasks.base import Asked, GraphOutput, LoadFormat, Output, Route, Task, TaskOptions, Way, floats
+from bertserve.serving.tasks.base import (
+    GraphOutput,
+    LoadFormat,
+    Output,
+    Route,
+    Task,
+    TaskInputs,
+    TaskOptions,
+    TaskRoute,
+    floats,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,14 +56,14 @@ def _finish(work: Work[NormOptions]) -> list[float]:
     return [work.options.factor * float(row[0][0]) for row in work.rows]
 
 
-def _read(message: NormRequest, _: bool) -> Asked:  # noqa: FBT001  see `Route`
+def _read(message: NormRequest, _: bool) -> TaskInputs:  # noqa: FBT001  see `Route`
     inputs = [message.inputs] if isinstance(message.inputs, str) else message.inputs
-    return Asked(inputs, NormOptions(message.factor))
+    return TaskInputs(inputs, NormOptions(message.factor))
 
 
 add(
     Task(
-        way=Way(NormOptions, "norm", _finish),
+        way=TaskRoute(NormOptions, "norm", _finish),
         graph=(GraphOutput("length", (1,)),),
         path="/norm",
         example={"inputs": ["What is a T4?", "A graphics card."]},

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bertserve.serving.errors import BertserveError, NotReady, all_quoted, escaped, quoted
+from bertserve.serving.errors import BertserveError, NotReady, all_quoted, escape, quote
 from bertserve.serving.http.app import App
 from bertserve.serving.http.exchange import HttpRequest
 from bertserve.serving.http.routes import Router
@@ -86,17 +86,17 @@ def test_no_value_forges_a_line_or_speaks_to_a_terminal(form: Any, letter: str) 
 def test_what_can_be_printed_is_shown_as_it_is() -> None:
     """Letters of any script, signs and spaces; everything else comes back from its escape."""
     text = 'résumé 東京 مرحبا 🙂 \\ "quoted" a=b'
-    assert escaped(text) == text
-    assert json.loads(f'"{escaped(_LINE_ENDS + _UNSEEN)}"') == _LINE_ENDS + _UNSEEN
+    assert escape(text) == text
+    assert json.loads(f'"{escape(_LINE_ENDS + _UNSEEN)}"') == _LINE_ENDS + _UNSEEN
 
 
 def test_received_names_are_quoted_in_at_most_64_characters() -> None:
     """With escapes for what cannot be seen; of many names the first are shown."""
-    assert quoted('a "b"\n\ud83d\u202e\\é') == r'''"a \"b\"\n\ud83d\u202e\\é"'''
-    assert quoted("x" * 64) == f'"{"x" * 64}"'
-    assert quoted("x" * 3_500_000) == f'"{"x" * 64}..."'
-    assert len(quoted("\x00" * 64)) == len('""...') + 64
-    assert (quoted(-7), quoted(10**4000)) == ("-7", f"1{'0' * 63}...")
+    assert quote('a "b"\n\ud83d\u202e\\é') == r'''"a \"b\"\n\ud83d\u202e\\é"'''
+    assert quote("x" * 64) == f'"{"x" * 64}"'
+    assert quote("x" * 3_500_000) == f'"{"x" * 64}..."'
+    assert len(quote("\x00" * 64)) == len('""...') + 64
+    assert (quote(-7), quote(10**4000)) == ("-7", f"1{'0' * 63}...")
     assert (all_quoted(["a", "b"]), all_quoted([])) == ('"a", "b"', "none")
     assert all_quoted(list("abcdefghijk")).endswith('"h", and 3 others')
 

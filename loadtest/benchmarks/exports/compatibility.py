@@ -21,7 +21,7 @@ from bertserve.export.recipe import ARTIFACTS
 from bertserve.loadtest.benchmarks.exports import popular_models, random_checkpoints
 from bertserve.loadtest.benchmarks.runner import Benchmark, Option
 from bertserve.loadtest.benchmarks.show import filled, rendered
-from bertserve.serving.host import available_cpus, installed, processor
+from bertserve.serving.host import available_cpus, installed_versions, processor
 from bertserve.serving.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class CompatibilityBenchmark(Benchmark):
 
 def facts(sizes: random_checkpoints.Sizes) -> dict[str, Any]:
     """Facts that all figures of one table must share."""
-    versions = {name: installed(name).get(name, "missing") for name in _PACKAGES}
+    versions = {name: installed_versions(name).get(name, "missing") for name in _PACKAGES}
     return {"CPU": processor(), "cores": available_cpus(), "sizes": asdict(sizes), **versions}
 
 

@@ -26,7 +26,7 @@ from bertserve.loadtest.benchmarks.exports import random_checkpoints
 from bertserve.loadtest.benchmarks.runner import Benchmark, Option
 from bertserve.loadtest.errors import BenchError
 from bertserve.serving.engine.children import module_command
-from bertserve.serving.host import installed
+from bertserve.serving.host import installed_versions
 from bertserve.serving.models.bundle import open_bundle
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class ExportsBenchmark(Benchmark):
     )
 
     def facts(self) -> dict[str, Any]:
-        return {"packages": {name: installed(name).get(name, "missing") for name in _PACKAGES}}
+        return {"packages": {name: installed_versions(name).get(name, "missing") for name in _PACKAGES}}
 
     def steps(self) -> Iterator[Step]:
         folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))

@@ -40,7 +40,7 @@ from bertserve.serving.engine.gpu import cuda_driver, discovery
 from bertserve.serving.engine.gpu.cuda import Device
 from bertserve.serving.engine.gpu.model import SIZES
 from bertserve.serving.errors import BundleError
-from bertserve.serving.host import available_cpus, installed, installing
+from bertserve.serving.host import available_cpus, installed_versions, installing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -125,7 +125,7 @@ class GpuBenchmark(Benchmark):
     def facts(self) -> dict[str, Any]:
         gpu, cuda = self._machine.gpus[0], "{}.{}".format(*self._machine.cuda)
         memory = f"{gpu.memory_bytes // _MIB:,} MiB"
-        named = {name: installed(name).get(name, "not installed") for name in _PACKAGES}
+        named = {name: installed_versions(name).get(name, "not installed") for name in _PACKAGES}
         said = f"{gpu.name}, compute capability {gpu.compute_capability}, {memory}; driver for CUDA {cuda}"
         return {"gpu": gpu.name, "GPU": said, "versions": named}
 

@@ -83,7 +83,7 @@ class HybridCpuBackend(CpuBackend):
             measured: Each model's costs on this node, which name the libraries; empty if unknown.
             kernels: Files of each model's kernels that OpenVINO compiles; empty for none.
         """
-        known = [_known(model, points) for model, points in zip(models, measured, strict=False)]
+        known = [_recall_libraries(model, points) for model, points in zip(models, measured, strict=False)]
         self._known = iter([*known, *[None] * (len(models) - len(known))])
         self._kernels = chain(kernels, repeat(KernelFiles()))
         self._libraries: list[Sequence[Library]] = []
@@ -104,7 +104,7 @@ class HybridCpuBackend(CpuBackend):
         with ThreadPoolExecutor(1) as pool:  # OpenVINO compiles while ONNX Runtime loads
             compiled = None
             if second is not None and (known is None or "openvino" in known):
-                compiled = pool.submit(_compiled, second, threads, files)
+                compiled = pool.submit(_compile, second, threads, files)
             if known is None or "onnxruntime" in known:
                 lanes["onnxruntime"] = ort.load(model, threads)
             libraries = known or []
@@ -122,7 +122,7 @@ class HybridCpuBackend(CpuBackend):
         return [_Model([lanes[library][lane] for library in libraries]) for lane in range(len(threads))]
 
 
-def _compiled(
+def _compile(
     model: ModelSpec, threads: Sequence[int], files: KernelFiles
 ) -> tuple[Sequence[openvino.OpenVinoModel], bool]:
     """Returns OpenVINO's lanes, and whether they come from the node's cache."""
@@ -162,7 +162,7 @@ def summary(libraries: Sequence[str]) -> str:
     return ", then ".join(parts)
 
 
-def _known(model: ModelSpec, points: Sequence[CostPoint]) -> list[Library] | None:
+def _recall_libraries(model: ModelSpec, points: Sequence[CostPoint]) -> list[Library] | None:
     """Returns the library of each bucket if the costs name one for all of them, else None."""
     named = {bucket_index(point.tokens): _NAMES.get(point.library) for point in points}
     found = [named.get(bucket) for bucket in range(bucket_index(model.max_length) + 1)]

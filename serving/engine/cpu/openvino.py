@@ -224,7 +224,7 @@ class OpenVinoModel:
     def _outputs_of(self, tensors: Tensors, length: int) -> list[Array]:
         rows = len(tensors[IDS])
         if self._rounds:
-            tensors = _grown(tensors, *self._shape(rows, length), self._pad_id)
+            tensors = _pad(tensors, *self._shape(rows, length), self._pad_id)
         try:
             request = self._infer(tensors)
         except RuntimeError as error:
@@ -281,7 +281,7 @@ def _alone(model: ModelSpec, graph: ov.Model, threads: int) -> dict[int, ov.Comp
     if not model.small or _has_ranges(graph):
         return {}
     return {
-        length: ov.Core().compile_model(_fixed(graph, length), "CPU", _options(threads))
+        length: ov.Core().compile_model(_fix_length(graph, length), "CPU", _options(threads))
         for length in _ALONE
         if length <= model.max_length
     }
@@ -306,7 +306,7 @@ def _has_ranges(graph: ov.Model) -> bool:
     return any(operator.get_type_name() == "FakeQuantize" for operator in graph.get_ops())
 
 
-def _fixed(graph: ov.Model, length: int) -> ov.Model:
+def _fix_length(graph: ov.Model, length: int) -> ov.Model:
     copy = graph.clone()
     copy.reshape({port: [1, -1 if _name(port) == POSITIONS else length] for port in copy.inputs})
     return copy
@@ -323,7 +323,7 @@ def _few(tokens: int) -> int:
     return -(-tokens // step) * step
 
 
-def _grown(tensors: Tensors, rows: int, length: int, pad_id: int) -> Tensors:
+def _pad(tensors: Tensors, rows: int, length: int, pad_id: int) -> Tensors:
     """Pads the tensors to more rows, which repeat the first one, and to a greater length."""
     if tensors[IDS].shape == (rows, length):
         return tensors

@@ -205,7 +205,7 @@ class GpuModel:
         for at in range(0, len(batch.texts), most):
             part = {name: values[at : at + most] for name, values in tensors.items()}
             rows.append(self._masked(part, length, batch.padded_length))
-        return rows[0] if len(rows) == 1 else _joined(rows, axis=0)
+        return rows[0] if len(rows) == 1 else _join(rows, axis=0)
 
     def _masked(self, tensors: Tensors, length: int, padded: int) -> list[Array]:
         """Returns the outputs for a part of a batch; more masks than a shape holds run in several executions."""
@@ -218,7 +218,7 @@ class GpuModel:
             masks = _fitting(MASK_SIZES, some.shape[1])
             shape = Shape(_fitting(SIZES, len(positions)), length, masks)
             parts.append(self._once({**tensors, POSITIONS: some}, shape, some.shape[1]))
-        return parts[0] if len(parts) == 1 else _joined(parts, axis=1)
+        return parts[0] if len(parts) == 1 else _join(parts, axis=1)
 
     def _once(self, tensors: Tensors, shape: Shape, width: int) -> list[Array]:
         """Runs tensors that fit a shape; `width` is the unpadded size of their dynamic dimension."""
@@ -316,5 +316,5 @@ def _fitting(sizes: Sequence[int], size: int) -> int:
     return next((each for each in sizes if each >= size), sizes[-1])
 
 
-def _joined(parts: Sequence[Sequence[Array]], axis: int) -> list[Array]:
+def _join(parts: Sequence[Sequence[Array]], axis: int) -> list[Array]:
     return [np.concatenate(arrays, axis=axis) for arrays in zip(*parts, strict=True)]

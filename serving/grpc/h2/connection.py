@@ -359,7 +359,7 @@ class H2Connection:
         if stream.receivable < 0:
             raise StreamFault(ErrorCode.FLOW_CONTROL_ERROR)
         if flags & frames.PADDED:
-            payload = frames.unpadded(payload, frames.PADDED)
+            payload = frames.strip_padding(payload, frames.PADDED)
         stream.delivered += len(payload)
         ended = stream.ended = flags & END_STREAM != 0
         if stream.content_length is not None:
@@ -368,7 +368,7 @@ class H2Connection:
 
     def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
         if flags & (frames.PADDED | frames.PRIORITISED):
-            payload = frames.unpadded(payload, flags)
+            payload = frames.strip_padding(payload, flags)
         if flags & END_HEADERS:
             self._on_block(flags, number, payload)
         else:

@@ -142,7 +142,7 @@ def read_number(payload: bytes) -> int:
     return int.from_bytes(payload, "big")
 
 
-def unpadded(payload: bytes, flags: int) -> bytes:
+def strip_padding(payload: bytes, flags: int) -> bytes:
     """The payload of DATA or HEADERS without padding and priority."""
     start, stop = 0, len(payload)
     if flags & PADDED:

@@ -15,7 +15,7 @@ from bertserve.serving.grpc.services import inference_pb2 as pb
 from bertserve.serving.oip.parameters import CONTROL, INPUT, OUTPUT, REQUEST
 from bertserve.serving.oip.service import SETTINGS, SHARED_MEMORY, refuse_region, refuse_unsupported
 from bertserve.serving.oip.tensors import BYTES, Tensor, decode_text
-from bertserve.serving.tasks.base import checked
+from bertserve.serving.tasks.base import with_checks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -129,7 +129,7 @@ class InferenceService:
 
         def write(outcome: Outcome[Any], check: Check) -> pb.ModelInferResponse:
             response = pb.ModelInferResponse(model_name=view.name, model_version=outcome.version, id=request.id)
-            for output in checked(view.answer(outcome.answer, names, width), check, 1):
+            for output in with_checks(view.answer(outcome.answer, names, width), check, 1):
                 response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
                 response.raw_output_contents.append(output.blob())
             return response

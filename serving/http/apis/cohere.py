@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from bertserve.serving.errors import EmptyInput, InvalidRequest, quoted
+from bertserve.serving.errors import EmptyInput, InvalidRequest, quote
 from bertserve.serving.http.apis.cohere_messages import (
     COHERE_ERRORS,
     ApiVersion,
@@ -30,7 +30,7 @@ from bertserve.serving.http.routes import Docs, Router, of_task, ranking_models
 from bertserve.serving.inference.ranking import named_or_only, ranking
 from bertserve.serving.inference.requests import InferRequest
 from bertserve.serving.tasks import WAYS, combined
-from bertserve.serving.tasks.base import checked
+from bertserve.serving.tasks.base import with_checks
 from bertserve.serving.tasks.combined import CombinedOptions
 from bertserve.serving.tasks.embed import EmbedOptions
 from bertserve.serving.tasks.windows import Windows
@@ -153,7 +153,7 @@ def _options(
 def _of_type(answer: Any, kind: EmbeddingType, check: Check) -> Any:  # noqa: ANN401  answers of both options, JSON
     """The embeddings of all texts in one type."""
     if kind == "sparse":
-        return [orjson.Fragment(sparse_json(one.sparse, "list")) for one in checked(answer, check, 1)]
+        return [orjson.Fragment(sparse_json(one.sparse, "list")) for one in with_checks(answer, check, 1)]
     if kind == "tokens":
         return [orjson.Fragment(rows_json(one.tokens, check)) for one in answer]
     vectors = answer if isinstance(answer, np.ndarray) else combined.column(answer, "dense")
@@ -181,7 +181,7 @@ async def rank(context: AppContext, http: HttpRequest, version: str, *, repeat: 
     message = await http.json(_RANK, context.large_body_lock)
     field, most = ("top_n", message.top_n) if message.top_n is not None else ("top_k", message.top_k)
     if most is not None and most < 0:
-        raise InvalidRequest(f"`{field}` is {quoted(most)}; the minimum is 0, which returns all")
+        raise InvalidRequest(f"`{field}` is {quote(most)}; the minimum is 0, which returns all")
     name = http.parameters.get("model") or named_or_only(context.repository, message.model)
     windows = _windows(message.max_chunks_per_doc)
     name, options = ranking(context.repository, name, windows=windows, weights=message.weights)
@@ -237,7 +237,7 @@ def _document(document: str | dict[str, str]) -> dict[str, str]:
 
 def _windows(most: int | None) -> Windows | None:
     if most is not None and most < 1:
-        raise InvalidRequest(f"`max_chunks_per_doc` is {quoted(most)}; the minimum is 1")
+        raise InvalidRequest(f"`max_chunks_per_doc` is {quote(most)}; the minimum is 1")
     return None if most is None or most == 1 else Windows(most=most)
 
 
@@ -250,7 +250,7 @@ async def _shortened(
         InvalidRequest: `tokens` is below 1, or a longer text must not be cut.
     """
     if tokens < 1:
-        raise InvalidRequest(f"`{field}` is {quoted(tokens)}; the minimum is 1")
+        raise InvalidRequest(f"`{field}` is {quote(tokens)}; the minimum is 1")
     if tokens >= model.tokenizer.max_length or len(texts) > context.settings.max_client_batch_size:
         return list(texts), 0  # the model takes less, or so many texts are refused
 

@@ -34,7 +34,7 @@ from bertserve.serving.inference.requests import (
     InputType,
 )
 from bertserve.serving.tasks import TASKS
-from bertserve.serving.tasks.base import checked
+from bertserve.serving.tasks.base import with_checks
 from bertserve.serving.tasks.classify import ClassifyOptions, LabelScore
 from bertserve.serving.tasks.windows import LongScored, Options
 from bertserve.serving.tasks.zero_shot import ZeroShotOptions
@@ -348,4 +348,4 @@ def _json(result: Any, check: Check) -> bytes:  # noqa: ANN401  as documented
     if isinstance(result[0], list):
         return b"[%b]" % b",".join([_json(one, check) for one in result])
     pieces = [result[at : at + _AT_ONCE] for at in range(0, len(result), _AT_ONCE)]
-    return b"[%b]" % b",".join([msgspec.json.encode(piece)[1:-1] for piece in checked(pieces, check, 1)])
+    return b"[%b]" % b",".join([msgspec.json.encode(piece)[1:-1] for piece in with_checks(pieces, check, 1)])

@@ -42,7 +42,7 @@ from bertserve.serving.oip.service import (
 )
 from bertserve.serving.oip.tensors import BYTES, PAIR, TEXT, Tensor
 from bertserve.serving.oip.views import ModelConfig, ModelMetadata
-from bertserve.serving.tasks.base import checked
+from bertserve.serving.tasks.base import with_checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -121,7 +121,7 @@ async def model_infer(context: AppContext, http: HttpRequest) -> HttpReply:
     accepted = http.headers.get(b"accept-encoding", b"")
     if accepted not in COMPRESSIONS:
         return reply
-    return await context.pipeline.write(outcome, len(reply.body), partial(_compressed, reply, accepted))
+    return await context.pipeline.write(outcome, len(reply.body), partial(_compress, reply, accepted))
 
 
 @router.get("/v2", Docs(gives=ServerMetadata))
@@ -379,7 +379,7 @@ def _reply(
     return HttpReply(b"".join((head, *blobs)), content_type=OCTETS, head=outcome_head(outcome) + length)
 
 
-def _compressed(reply: HttpReply, encoding: bytes, check: Check) -> HttpReply:
+def _compress(reply: HttpReply, encoding: bytes, check: Check) -> HttpReply:
     """A compressed reply, for a client that accepts this encoding and no other.
 
     HTTP libraries list all encodings they know by default. These get no compression: vectors hardly shrink, and it is
@@ -388,7 +388,7 @@ def _compressed(reply: HttpReply, encoding: bytes, check: Check) -> HttpReply:
     packer = zlib.compressobj(_QUICK, wbits=COMPRESSIONS[encoding])
     pieces = [
         packer.compress(reply.body[at : at + _PACKED_BYTES])
-        for at in checked(range(0, len(reply.body), _PACKED_BYTES), check, 1)
+        for at in with_checks(range(0, len(reply.body), _PACKED_BYTES), check, 1)
     ]
     body = b"".join((*pieces, packer.flush()))
     return msgspec.structs.replace(reply, body=body, head=reply.head + b"content-encoding: %b\r\n" % encoding)

@@ -24,7 +24,7 @@ from bertserve.serving.http.exchange import HttpReply, json_reply, outcome_head
 from bertserve.serving.http.routes import Docs, Router, all_models, of_task
 from bertserve.serving.inference.pipeline import INLINE_NUMBERS, check_not_empty
 from bertserve.serving.inference.requests import InferRequest
-from bertserve.serving.tasks.base import checked, go_on
+from bertserve.serving.tasks.base import go_on, with_checks
 from bertserve.serving.tasks.combined import CombinedOptions
 from bertserve.serving.tasks.embed import EmbedOptions
 
@@ -116,7 +116,7 @@ def _large_reply(outcome: Outcome[Any], message: EmbeddingsRequest, check: Check
     """The same, encoded in pieces."""
     rows = _embeddings(outcome, message, check)
     size = 1 if message.outputs else _ROWS  # vectors of tokens are large
-    starts = checked(range(0, len(rows), size), check, 1)
+    starts = with_checks(range(0, len(rows), size), check, 1)
     pieces = [orjson.dumps(rows[at : at + size], option=orjson.OPT_SERIALIZE_NUMPY)[1:-1] for at in starts]
     end = orjson.dumps({"model": outcome.model, "usage": _usage(outcome)})[1:]
     return b'{"object":"list","data":[%b],%b' % (b",".join(pieces), end)

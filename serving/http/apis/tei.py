@@ -40,7 +40,7 @@ from bertserve.serving.inference.pipeline import INLINE_NUMBERS, check_count, ch
 from bertserve.serving.inference.ranking import ranking
 from bertserve.serving.inference.requests import InferRequest
 from bertserve.serving.oip.service import SERVER_VERSION
-from bertserve.serving.tasks.base import checked, texts_of
+from bertserve.serving.tasks.base import texts_of, with_checks
 from bertserve.serving.tasks.chunks import ChunkOptions, LateChunkOptions
 from bertserve.serving.tasks.classify import ClassifyOptions, LabelScore
 from bertserve.serving.tasks.combined import CombinedOptions, offered
@@ -182,7 +182,7 @@ async def _embed_chunks(
 
 
 def _chunks(chunks: Sequence[Chunk], check: Check) -> bytes:
-    rows = map(msgspec.structs.asdict, checked(chunks, check, 8))
+    rows = map(msgspec.structs.asdict, with_checks(chunks, check, 8))
     return b"[%b]" % b",".join([orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY) for row in rows])
 
 
@@ -223,7 +223,7 @@ async def embed_sparse(context: AppContext, http: HttpRequest) -> HttpReply:
 
 
 def _sparse(answer: Sequence[SparseVector], message: EmbedSparseRequest, check: Check) -> bytes:
-    return b"[%b]" % b",".join([sparse_json(vector, message.format) for vector in checked(answer, check, 1)])
+    return b"[%b]" % b",".join([sparse_json(vector, message.format) for vector in with_checks(answer, check, 1)])
 
 
 @router.infer("/predict", "classify", PredictRequest, list[LabelScore | list[LabelScore]], _PREDICTED)

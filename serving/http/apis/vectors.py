@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from bertserve.serving.tasks.base import checked, go_on
+from bertserve.serving.tasks.base import go_on, with_checks
 from bertserve.serving.tasks.embed_sparse import NamedSparseVector
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def rows_json(rows: Sequence[Any] | NDArray[Any], check: Check = go_on) -> bytes
         return orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY)
     step = max(1, _NUMBERS_AT_ONCE // max(1, np.size(rows[0])))
     pieces = [rows[at : at + step] for at in range(0, len(rows), step)]
-    encoded = [orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1] for piece in checked(pieces, check, 1)]
+    encoded = [orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1] for piece in with_checks(pieces, check, 1)]
     return b"[%b]" % b",".join(encoded)
 
 
@@ -107,13 +107,13 @@ def sparse_json(vector: SparseVector, form: SparseFormat) -> bytes:
     indices, values = _elements(vector.indices), _elements(vector.values)
     names = list(map(orjson.dumps, vector.tokens)) if isinstance(vector, NamedSparseVector) else []
     if form == "tokens":
-        return b"{%b}" % _filled(b"%b:%b", names, values)
+        return b"{%b}" % _fill(b"%b:%b", names, values)
     if names:
-        return b"[%b]" % _filled(b'{"index":%b,"value":%b,"token":%b}', indices, values, names)
-    return b"[%b]" % _filled(b'{"index":%b,"value":%b}', indices, values)
+        return b"[%b]" % _fill(b'{"index":%b,"value":%b,"token":%b}', indices, values, names)
+    return b"[%b]" % _fill(b'{"index":%b,"value":%b}', indices, values)
 
 
-def _filled(template: bytes, *columns: Sequence[bytes]) -> bytes:
+def _fill(template: bytes, *columns: Sequence[bytes]) -> bytes:
     """The template for each row of the columns, separated by commas; formatted at once, which is faster."""
     cells = [b""] * (len(columns) * len(columns[0]))
     for place, column in enumerate(columns):
