@@ -27,7 +27,7 @@ from bertserve.serving.inference.tokenizer import TextTokenizer
 from bertserve.serving.models.bundle import Bundle
 from bertserve.serving.models.manifest import TOKENIZER, Artifact, EndToEnd
 from bertserve.serving.records import TYPES, ModelIndex
-from bertserve.serving.tasks import WAYS
+from bertserve.serving.tasks import TASK_ROUTES
 from bertserve.serving.tasks.base import Work
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class EndToEndProof:
 
     def _answers(self, engine: Engine, question: _Question, rows: dict[bytes, Row], *, batched: bool) -> list[Answer]:
         variant, model = question.variant, self._model
-        way = WAYS[type(variant.options)]
+        way = TASK_ROUTES[type(variant.options)]
         way.check(variant.options, model.manifest)
         encoded = question.encoded
         if way.prepare((), variant.options, model.manifest, None, None).engineless:
@@ -188,16 +188,16 @@ class EndToEndProof:
         options, model = question.variant.options, self._model
         work = Work(question.inputs, options, question.encoded, rows, model.manifest, model.tokenizer)
         read = EXPORTS[self._task(question.variant)].read
-        return [read(one, model.manifest) for one in WAYS[type(options)].finish(work)]
+        return [read(one, model.manifest) for one in TASK_ROUTES[type(options)].finish(work)]
 
     def _task(self, variant: Variant) -> str:
         """The task of a variant, which may be one of those beside the bundle's own."""
-        task = WAYS[type(variant.options)].task or ""
+        task = TASK_ROUTES[type(variant.options)].task or ""
         return task if task in self._manifest.also else self._manifest.task
 
     def _read(self, variant: Variant, texts: Sequence[Text]) -> tuple[Sequence[TextInput], Sequence[EncodedText]]:
         """Texts with their prompt, and their tokens."""
-        model, way = self._model, WAYS[type(variant.options)]
+        model, way = self._model, TASK_ROUTES[type(variant.options)]
         inputs = way.prepare(texts, variant.options, model.manifest, variant.prompt, None).inputs
         try:
             return inputs, way.encode(model.tokenizer, inputs, variant.options, truncate=True)

@@ -13,7 +13,7 @@ import msgspec
 from bertserve.serving.errors import BertserveError
 from bertserve.serving.http.exchange import JSON, HttpRequest
 from bertserve.serving.inference.requests import Outcome, Timings
-from bertserve.serving.tasks import TASKS, WAYS
+from bertserve.serving.tasks import TASK_ROUTES, TASKS
 from bertserve.serving.tasks.base import go_on
 from bertserve.serving.tasks.combined import CombinedOptions, recorded
 from bertserve.serving.tasks.hybrid import HybridOptions
@@ -54,9 +54,9 @@ class _Recorded:
         self._repository = repository
 
     async def infer(self, request: InferRequest[Any]) -> Outcome[Any]:
-        model = self._repository.find(request.model, request.version, WAYS[type(request.options)].task)
+        model = self._repository.find(request.model, request.version, TASK_ROUTES[type(request.options)].task)
         count = len(request.inputs)
-        way = WAYS[type(request.options)]
+        way = TASK_ROUTES[type(request.options)]
         ranks = isinstance(request.options, MaxSimOptions | HybridOptions)
         if isinstance(request.options, CombinedOptions):
             answer = recorded(request.options, model.manifest, count)

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 
 from bertserve.serving.errors import BertserveError, InvalidRequest
-from bertserve.serving.tasks import WAYS
+from bertserve.serving.tasks import TASK_ROUTES
 from bertserve.serving.tasks.base import Work
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def unit_us(manifest: Manifest, tokenizer: TextTokenizer) -> dict[type[TaskOptio
     A way whose default options the model does not support is left out.
     """
     number_us()
-    ways = [way for way in WAYS.values() if way.after is not None and way.task and manifest.answers(way.task)]
+    ways = [way for way in TASK_ROUTES.values() if way.after is not None and way.task and manifest.answers(way.task)]
     found = {}
     for way in ways:
         try:

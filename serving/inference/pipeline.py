@@ -19,7 +19,7 @@ from bertserve.serving.inference.requests import Outcome, Timings
 from bertserve.serving.inference.tokenizing import Tokenizing
 from bertserve.serving.records import DEFAULT_PRIORITY
 from bertserve.serving.scheduling.admission import DEADLINE_COST_FACTOR
-from bertserve.serving.tasks import WAYS
+from bertserve.serving.tasks import TASK_ROUTES
 from bertserve.serving.tasks.base import A, Work, check_answer, go_on
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Pipeline:
             trace.decoded = time.perf_counter()
         if not self._lifecycle.accepting:
             raise self._lifecycle.refusal()
-        way: TaskRoute[Any, A] = WAYS[type(request.options)]
+        way: TaskRoute[Any, A] = TASK_ROUTES[type(request.options)]
         model = self._repository.find(request.model, request.version, way.task)
         if trace is not None:
             trace.model = model.name

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TASKS: dict[str, Task[Any, Any]] = {}
 """All tasks by name."""
 
-WAYS: dict[type[TaskOptions[Any]], TaskRoute[Any, Any]] = {
+TASK_ROUTES: dict[type[TaskOptions[Any]], TaskRoute[Any, Any]] = {
     way.options: way
     for way in (chunks.WAY, chunks.LATE, combined.WAY, hybrid.WAY, maxsim.WAY, zero_shot.WAY, tensors.WAY)
 }
@@ -39,7 +39,7 @@ WAYS: dict[type[TaskOptions[Any]], TaskRoute[Any, Any]] = {
 
 def add(task: Task[Any, Any]) -> None:
     TASKS[task.name] = task
-    WAYS[task.way.options] = task.way
+    TASK_ROUTES[task.way.options] = task.way
 
 
 for _module in (embed, embed_tokens, classify, rerank, answer, tag, fill_mask, embed_sparse):

@@ -18,7 +18,7 @@ from bertserve.serving.inference.pipeline import Pipeline
 from bertserve.serving.inference.requests import InferRequest, Outcome
 from bertserve.serving.inference.served_models import Repository
 from bertserve.serving.records import EncodedText
-from bertserve.serving.tasks import WAYS
+from bertserve.serving.tasks import TASK_ROUTES
 from bertserve.serving.tasks.answer import AnswerOptions
 from bertserve.serving.tasks.base import TaskOptions, TaskRoute, Work
 from bertserve.serving.tasks.chunks import LateChunkOptions
@@ -84,7 +84,7 @@ def test_long_work_ends_at_its_next_block(
     options: TaskOptions[Any], inputs: list[Any], blocks: int, tasks_repository: Path
 ) -> None:
     """And comes to the same answer if it may go on. Its unit was measured as the model was opened."""
-    way = WAYS[type(options)]
+    way = TASK_ROUTES[type(options)]
     model = Repository.open(tasks_repository).find(None, task=way.task)
     texts = list(way.encode(model.tokenizer, inputs, options, truncate=True))
     rows = rows_of(model.manifest, texts)
@@ -105,7 +105,7 @@ def test_long_work_ends_at_its_next_block(
 
 def test_maxsim_ends_between_blocks_of_a_query() -> None:
     """A single pair of long texts has many; the work is the products of its vectors."""
-    way = WAYS[MaxSimOptions]
+    way = TASK_ROUTES[MaxSimOptions]
     texts = [EncodedText(array("i", range(count))) for count in (1000, 1000)]
     rows = [(np.ones((len(text.ids), 8), np.float32),) for text in texts]
     manifest: Any = SimpleNamespace(multi_vector=None, outputs=[SimpleNamespace(name="token_embeddings")])
@@ -173,7 +173,7 @@ class Served:
             token_outputs=True,
             after=lambda *_: units,  # type: ignore[arg-type]
         )
-        monkeypatch.setitem(WAYS, EndlessOptions, way)
+        monkeypatch.setitem(TASK_ROUTES, EndlessOptions, way)
         tokenizer = SimpleNamespace(
             turn=None,
             sizes_bytes=lambda inputs, **_: [4] * len(inputs),

@@ -29,7 +29,7 @@ from bertserve.serving.http.exchange import HttpReply, json_reply, outcome_head
 from bertserve.serving.http.routes import Docs, Router, of_task, ranking_models
 from bertserve.serving.inference.ranking import named_or_only, ranking
 from bertserve.serving.inference.requests import InferRequest
-from bertserve.serving.tasks import WAYS, combined
+from bertserve.serving.tasks import TASK_ROUTES, combined
 from bertserve.serving.tasks.base import with_checks
 from bertserve.serving.tasks.combined import CombinedOptions
 from bertserve.serving.tasks.embed import EmbedOptions
@@ -185,7 +185,7 @@ async def rank(context: AppContext, http: HttpRequest, version: str, *, repeat: 
     name = http.parameters.get("model") or named_or_only(context.repository, message.model)
     windows = _windows(message.max_chunks_per_doc)
     name, options = ranking(context.repository, name, windows=windows, weights=message.weights)
-    model = context.repository.find(name, task=WAYS[type(options)].task)
+    model = context.repository.find(name, task=TASK_ROUTES[type(options)].task)
     fields = [_TEXT] if message.rank_fields is None else message.rank_fields
     documents, cut = [_read(index, value, fields) for index, value in enumerate(message.documents)], 0
     if (tokens := message.max_tokens_per_doc) is not None:

@@ -34,7 +34,7 @@ from bertserve.serving.models.artifact_selection import select_artifact
 from bertserve.serving.models.bundle import BundleWriter, file_entry, open_bundle
 from bertserve.serving.models.manifest import TOKENIZER, Artifact, Invariance, Parity
 from bertserve.serving.records import ModelIndex
-from bertserve.serving.tasks import WAYS
+from bertserve.serving.tasks import TASK_ROUTES
 from bertserve.serving.tasks.answer import AnswerOptions
 from bertserve.serving.tasks.base import Work
 from bertserve.serving.tasks.classify import ClassifyOptions
@@ -216,7 +216,7 @@ class Served:
     def answers(self, inputs: Sequence[Input], aggregation: str) -> list[Answer | Unanswered]:
         """What the server answers; what it refuses alone is unanswered, all others share a batch."""
         options = self._options(aggregation)
-        task, model = WAYS[type(options)], self._model
+        task, model = TASK_ROUTES[type(options)], self._model
         task.check(options, model.manifest)
         answers: list[Answer | Unanswered] = []
         whole: list[tuple[Any, Sequence[Any]]] = []
