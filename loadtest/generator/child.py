@@ -27,7 +27,7 @@ _END_S = 5.0
 
 
 def module_environment() -> dict[str, str]:
-    """An environment in which `python -m loadtest.x` finds this package."""
+    """An environment in which `python -m bertserve.loadtest.x` finds this package."""
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 

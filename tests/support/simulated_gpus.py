@@ -135,15 +135,13 @@ def write_gpu_bundle(
             if name == cpu.file:
                 (writer.path / name).write_bytes(graph)
         made = [msgspec.structs.replace(cpu, **msgspec.structs.asdict(file_entry(writer.path / cpu.file)))]
-        for file, kind, where, content, extra in (
-            ("model.cuda.fp16.onnx", "onnx", "cuda", graph, {}),
-            (f"model.{target}.fp16.engine", "tensorrt", target, plan, {"engine": build}),
+        for file, where, content, extra in (
+            ("model.cuda.fp16.onnx", "cuda", graph, {}),
+            (f"model.{target}.fp16.engine", target, plan, {"engine": build}),
         ):
             (writer.path / file).write_bytes(content)
             entry = msgspec.structs.asdict(file_entry(writer.path / file))
             proof = {} if where not in unproven else {"parity": None, "invariance": None, "batch_invariant": False}
-            made.append(
-                msgspec.structs.replace(cpu, **entry, kind=kind, precision="fp16", target=where, **extra, **proof)
-            )
+            made.append(msgspec.structs.replace(cpu, **entry, precision="fp16", target=where, **extra, **proof))
         manifest = msgspec.structs.replace(base.manifest, version=writer.version, artifacts=tuple(made))
         return writer.publish(manifest).path
