@@ -94,11 +94,12 @@ def load(model: ModelSpec, threads: Sequence[int]) -> list[_Model]:
     try:
         with verified_bytes(model) as data, ThreadPoolExecutor() as pool:
             counts = list(dict.fromkeys(threads))
-            sessions = dict(zip(counts, pool.map(partial(_session, model, data), counts), strict=True))
+            sessions = list(pool.map(partial(_session, model, data), counts))
     except LOAD_ERRORS as error:
         raise BundleError(f"{model.path}: ONNX Runtime cannot load it: {error}") from error
-    check_tensors(model, sessions[threads[0]])
-    return [_Model(sessions[count], model) for count in threads]
+    check_tensors(model, sessions[0])
+    loaded = {count: _Model(session, model) for count, session in zip(counts, sessions, strict=True)}
+    return [loaded[count] for count in threads]
 
 
 def check_tensors(model: ModelSpec, session: ort.InferenceSession) -> None:
