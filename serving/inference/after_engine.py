@@ -77,12 +77,11 @@ def unit_us(manifest: Manifest, tokenizer: TextTokenizer) -> dict[type[TaskOptio
 
 
 def _measured(way: TaskRoute[Any, Any], manifest: Manifest, tokenizer: TextTokenizer) -> float:
-    options = way.options()
-    way.check(options, manifest)
+    way.check(way.options(), manifest)
     try:
-        inputs, texts = _read(way, _TEXT, manifest, tokenizer)
+        inputs, options, texts = _read(way, _TEXT, manifest, tokenizer)
     except InvalidRequest:
-        inputs, texts = _read(way, (_QUERY, _TEXT), manifest, tokenizer)
+        inputs, options, texts = _read(way, (_QUERY, _TEXT), manifest, tokenizer)
     random = np.random.default_rng(0)
     rows = [_row(manifest, len(text.ids), random) for text in texts]
     work = Work(inputs, options, texts, rows, manifest, tokenizer)
@@ -92,9 +91,9 @@ def _measured(way: TaskRoute[Any, Any], manifest: Manifest, tokenizer: TextToken
 
 def _read(
     way: TaskRoute[Any, Any], value: TextInput, manifest: Manifest, tokenizer: TextTokenizer
-) -> tuple[Sequence[TextInput], Sequence[EncodedText]]:
+) -> tuple[Sequence[TextInput], TaskOptions[Any], Sequence[EncodedText]]:
     inputs, options, _ = way.prepare([value], way.options(), manifest, None, None)
-    return inputs, way.encode(tokenizer, inputs, options, truncate=True)
+    return inputs, options, way.encode(tokenizer, inputs, options, truncate=True)
 
 
 def _row(manifest: Manifest, tokens: int, random: np.random.Generator) -> Row:
